@@ -1,0 +1,1 @@
+"""Chorus' inference engines behind one contract (`engine.api`). Knows tokens, never HTTP."""

@@ -1,0 +1,302 @@
+"""The contract between the service and any engine. Imports no torch.
+
+A `Request` is one prompt with n choices. `Engine.submit` admits a batch of them whole or not at all; each admitted
+choice is a `ChoiceStream`. What leaves the `async with` is aborted, and its memory handed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from anyio.abc import TaskStatus
+
+
+class EndReason(StrEnum):
+    """Why a choice ended. The only such enum: OpenAI's `finish_reason` is derived from it by the presenters."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class EngineState(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+class Capability(StrEnum):
+    """What an engine can do; a request that needs what is missing is refused by this name."""
+
+    TOKENS_IN = "tokens_in"
+    TOKENS_OUT = "tokens_out"
+    PAUSE = "pause"  # a choice whose reader is slow waits without holding up the others
+    ATOMIC_ADMISSION = "atomic_admission"
+    RELEASE_CONFIRMED = "release_confirmed"  # leaving `submit` means that the memory is free again
+    BITWISE = "bitwise"  # the same bits whatever else runs
+    CONSTRAINTS = "constraints"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    EMBEDDINGS = "embeddings"
+
+
+class EngineError(Exception):
+    """Base of all errors that an engine raises on purpose; `str()` is fit for a client."""
+
+
+class EngineOverloaded(EngineError):
+    """The queue has no room for all choices of the batch. retry_after: seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineNotReady(EngineError):
+    """The engine is loading or draining. retry_after: seconds."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class RequestTooLarge(EngineError):
+    """This request could never run, however idle the engine is. param: the field to blame, as the client knows it."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidConstraint(EngineError):
+    """A constraint does not compile. param: the field that holds it."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnsupportedByEngine(EngineError):
+    """The engine lacks a capability that the request needs."""
+
+    def __init__(self, capability: Capability) -> None:
+        super().__init__(f"this engine does not support {capability.value}")
+        self.capability = capability
+
+
+class EngineDead(EngineError):
+    """The engine's thread has died; every open stream raises this."""
+
+
+class ChoiceFailed(EngineError):
+    """One choice could not go on (such as non-finite logits); its siblings are unharmed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    messages: tuple[dict[str, object], ...]
+
+
+Prompt = TokenPrompt | TextPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one choice is drawn. Ranges are checked by the service; a seed is always given.
+
+    temperature 0 is greedy. top_k 0 keeps all. top_p and min_p are probabilities in [0, 1]; top_p 0 keeps the likeliest
+    token alone. seed: [0, 2**64). max_tokens: at least 1, None for up to the context's end. min_tokens: no stop token is drawn
+    before so many. logit_bias: (token id, bias) pairs. logprobs: None for none, k for the chosen token's and the k best.
+    """
+
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and its n choices (`choices[i]` is how choice i is drawn).
+
+    model: served name. deadline: on `anyio.current_time()`'s clock. priority: lower runs first. cache_namespace:
+    prefixes are shared within one namespace only.
+    """
+
+    model: str
+    prompt: Prompt
+    choices: tuple[SamplingParams, ...]
+    deadline: float | None = None
+    priority: int = 0
+    cache_namespace: str = ""
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms, finite. top: (token id, logprob), best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceUpdate:
+    """What one engine step made for one choice.
+
+    Engines with `tokens_out` fill token_ids, others text. The last update of a choice, and no other, has an end_reason;
+    it may carry tokens as well. stop_reason: the stop token id that ended it, None for end of sequence; such a token is
+    the last of token_ids and is not text. error: message for the client when end_reason is ERROR.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    end_reason: EndReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+class ChoiceStream(Protocol):
+    """One choice as it is made: iterate to its last update; then the iteration ends.
+
+    Iterating raises EngineDead when the engine dies. `abort` and `aclose` are idempotent and never block on the engine.
+    """
+
+    def __aiter__(self) -> AsyncIterator[ChoiceUpdate]: ...
+
+    async def __anext__(self) -> ChoiceUpdate: ...
+
+    def receive_nowait(self) -> ChoiceUpdate | None:
+        """The next update that is already here, or None."""
+        ...
+
+    def abort(self, reason: EndReason) -> None:
+        """Stop this choice; its last update is still delivered, with `reason` unless it had ended by itself."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop this choice and discard what is left of it."""
+        ...
+
+
+@dataclass(slots=True)
+class PromptInfo:
+    """Facts about one admitted prompt; num_cached_tokens is final once its first update has arrived.
+
+    num_tokens: None until the engine knows it (engines that tokenise themselves).
+    """
+
+    num_tokens: int | None
+    num_cached_tokens: int = 0
+    extras: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """An admitted batch. prompts: one per Request. choices: flat, index = prompt * n + choice."""
+
+    prompts: Sequence[PromptInfo]
+    choices: Sequence[ChoiceStream]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What is served. Known before the model is loaded except model facts, which are then 0 or empty.
+
+    vocab_size is the number of logits; eos_token_ids end a choice unless it ignores them. backend: such as "torch cpu
+    bfloat16". model_path: the local folder whose tokenizer belongs to the model, None for an engine that needs none.
+    """
+
+    model: str
+    backend: str
+    capabilities: frozenset[Capability]
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    vocab_size: int = 0
+    eos_token_ids: frozenset[int] = frozenset()
+    model_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """Answered without the engine, at any time.
+
+    reason: why the state is not READY. last_step_age: seconds since the engine last made progress while it has work, None while it
+    has none. pages_*: KV pages; free + cached + held is the pool.
+    """
+
+    state: EngineState
+    reason: str | None = None
+    last_step_age: float | None = None
+    num_running: int = 0
+    num_waiting: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    pages_held: int = 0
+    num_steps: int = 0
+    step_seconds_sum: float = 0.0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+
+class Engine(Protocol):
+    """Implementations: EngineThread (torch, native), FakeEngine; one contract suite runs over all of them."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None:
+        """Host the engine until `stop()`. `started()` is called at once; loading goes on behind it (see `health`).
+
+        Raises EngineDead (after failing every open stream) when loading or a step fails for good.
+        """
+        ...
+
+    async def wait_ready(self) -> None:
+        """Return once the model is loaded (`info` is complete then); raises EngineDead when that failed."""
+        ...
+
+    def drain(self) -> None:
+        """Refuse new batches from now on (EngineNotReady); what is admitted goes on."""
+        ...
+
+    def stop(self) -> None:
+        """End `run` soon; open streams end with CANCELLED."""
+        ...
+
+    def submit(self, batch: Sequence[Request]) -> AbstractAsyncContextManager[Submission]:
+        """Admit all choices of all requests, or raise EngineNotReady, EngineOverloaded, RequestTooLarge, EngineDead.
+
+        Leaving the context aborts what is left and waits, for a bounded time, until the engine has let go.
+        """
+        ...
+
+    def health(self) -> EngineHealth: ...

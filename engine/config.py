@@ -1,0 +1,37 @@
+"""Engine settings, built by `service.backends` from the service's Settings. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class ModelLoadError(Exception):
+    """The model cannot be had or is not supported; `str()` is one clear line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """model: None for the default model, else a hub id, a local folder or a GGUF file. Names and meanings as in vLLM.
+
+    dtype: auto (bfloat16 where the processor is fast at it, else float32), float32, bfloat16, float16.
+    runner: auto, native or torch. max_model_len: None for the model's own. kv_cache_bytes: None for a share of memory.
+    max_queued_seqs: choices that may wait beyond those that run. stream_credit: updates a reader may be behind.
+    """
+
+    model: str | None = None
+    served_model_name: str = "SmolLM2-135M-Instruct"
+    cache_dir: Path = Path("~/.cache/chorus")
+    dtype: str = "auto"
+    device: str = "auto"
+    runner: str = "auto"
+    trust_remote_code: bool = False
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 1024
+    max_queued_seqs: int = 512
+    kv_cache_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    stream_credit: int = 64
+    num_threads: int | None = None
+    release_timeout: float = 5.0
