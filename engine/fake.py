@@ -1,0 +1,370 @@
+"""An engine without a model, for tests: every answer can be worked out by hand.
+
+The token of a choice with seed s at output position k, for a prompt of P tokens, is ord("a") + (s + k + P) % 26; at
+temperature 0 s counts as 0. It is scheduled like a real one: a bounded queue with atomic admission, waves of
+max_num_seqs, prefill in chunks of max_num_batched_tokens, readers that fall behind are passed over. A running choice
+holds the pages of its prompt and max_tokens. There is no thread: it steps inside `run`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+from anyio.abc import TaskStatus
+from anyio.lowlevel import checkpoint
+
+from engine.api import (
+    Capability,
+    ChoiceUpdate,
+    EndReason,
+    EngineDead,
+    EngineError,
+    EngineHealth,
+    EngineInfo,
+    EngineNotReady,
+    EngineOverloaded,
+    EngineState,
+    PromptInfo,
+    Request,
+    RequestTooLarge,
+    SamplingParams,
+    Submission,
+    TokenLogprobs,
+    TokenPrompt,
+)
+from engine.config import EngineConfig
+from engine.plan import PAGE_SIZE
+
+EOS_TOKEN_ID = 256
+VOCAB_SIZE = 320
+MAX_MODEL_LEN = 4096
+CAPABILITIES = frozenset(
+    {
+        Capability.TOKENS_IN,
+        Capability.TOKENS_OUT,
+        Capability.PAUSE,
+        Capability.ATOMIC_ADMISSION,
+        Capability.RELEASE_CONFIRMED,
+        Capability.BITWISE,
+    }
+)
+
+TokenRule = Callable[[int, int, int], int]
+"""(seed, output position, prompt tokens) -> token id; -1 fails the choice, as logits without a finite maximum do."""
+
+
+def letter_rule(seed: int, position: int, num_prompt_tokens: int) -> int:
+    return ord("a") + (seed + position + num_prompt_tokens) % 26
+
+
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    request: Request
+    info: PromptInfo
+    num_tokens: int
+    num_unfilled: int
+
+
+class _Choice:
+    """One choice: its place in the schedule and the stream that its reader holds."""
+
+    def __init__(self, engine: FakeEngine, prompt: _Prompt, params: SamplingParams) -> None:
+        self.prompt = prompt
+        room = engine.max_model_len - prompt.num_tokens
+        self.max_tokens = room if params.max_tokens is None else params.max_tokens
+        self.num_pages = -(-(prompt.num_tokens + self.max_tokens) // PAGE_SIZE)
+        self.updates: deque[ChoiceUpdate] = deque()
+        self.num_tokens = 0
+        self.ended = False
+        self._params = params
+        self._engine = engine
+        self._error: EngineDead | None = None
+        self._arrival: anyio.Event | None = None
+
+    def __aiter__(self) -> AsyncIterator[ChoiceUpdate]:
+        return self
+
+    async def __anext__(self) -> ChoiceUpdate:
+        await checkpoint()
+        while True:
+            if (update := self.receive_nowait()) is not None:
+                return update
+            if self._error is not None:
+                raise self._error
+            if self.ended:
+                raise StopAsyncIteration
+            self._arrival = anyio.Event()
+            await self._arrival.wait()
+
+    def receive_nowait(self) -> ChoiceUpdate | None:
+        if not self.updates:
+            return None
+        self._engine.wake()
+        return self.updates.popleft()
+
+    def abort(self, reason: EndReason) -> None:
+        if not self.ended:
+            self._engine.forget(self)
+            self.deliver(ChoiceUpdate(end_reason=reason))
+
+    async def aclose(self) -> None:
+        self.abort(EndReason.CANCELLED)
+        self.updates.clear()
+
+    def deliver(self, update: ChoiceUpdate) -> None:
+        self.updates.append(update)
+        self.ended = update.end_reason is not None
+        self._notify()
+
+    def fail(self, error: EngineDead) -> None:
+        self.ended = True
+        self._error = error
+        self._notify()
+
+    def make_token(self, rule: TokenRule, eos_token_ids: frozenset[int]) -> ChoiceUpdate:
+        params, position = self._params, self.num_tokens
+        token_id = rule(params.seed if params.temperature > 0 else 0, position, self.prompt.num_tokens)
+        if token_id < 0:
+            return ChoiceUpdate(end_reason=EndReason.ERROR, error="the model's output was not finite")
+        stops = set(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
+        if position < params.min_tokens:
+            # a stop token cannot be drawn yet: the next letter that is none is, or a space when all are
+            token_id = next((t for t in _letters_from(token_id) if t not in stops), ord(" "))
+        self.num_tokens += 1
+        end_reason, stop_reason = None, None
+        if token_id in stops and position >= params.min_tokens:
+            is_eos = token_id in eos_token_ids and not params.ignore_eos
+            end_reason, stop_reason = EndReason.STOP, None if is_eos else token_id
+        elif self.num_tokens >= self.max_tokens:
+            end_reason = EndReason.LENGTH
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if params.logprobs is not None:
+            logprobs = (TokenLogprobs(token_id, 0.0, ((token_id, 0.0),) if params.logprobs else ()),)
+        return ChoiceUpdate((token_id,), logprobs=logprobs, end_reason=end_reason, stop_reason=stop_reason)
+
+    def _notify(self) -> None:
+        if self._arrival is not None:
+            self._arrival.set()
+
+
+def _letters_from(token_id: int) -> list[int]:
+    return [token_id, *(ord("a") + (token_id - ord("a") + k) % 26 for k in range(1, 26))]
+
+
+class FakeEngine:
+    """step_seconds: pause between steps. rule: what is drawn. load: awaited before the engine is ready."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        step_seconds: float = 0.0,
+        rule: TokenRule = letter_rule,
+        load: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self.max_model_len = config.max_model_len or MAX_MODEL_LEN
+        pages = -(-self.max_model_len // PAGE_SIZE) * config.max_num_seqs
+        # one byte a token, so that a test can reckon the pool of a given kv_cache_bytes
+        self._num_pages = pages if config.kv_cache_bytes is None else config.kv_cache_bytes // PAGE_SIZE
+        self._config = config
+        self._step_seconds = step_seconds
+        self._rule = rule
+        self._load = load
+        self._state = EngineState.LOADING
+        self._reason: str | None = "the model is loading"
+        self._death: EngineDead | None = None
+        self._refusal: EngineError | None = None
+        self._stopping = False
+        self._loaded = anyio.Event()
+        self._work = anyio.Event()
+        self._waiting: list[_Choice] = []
+        self._running: list[_Choice] = []
+        self._last_step = time.monotonic()
+        self._num_steps = 0
+        self._step_seconds_sum = 0.0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        base = EngineInfo(self._config.served_model_name, "fake", CAPABILITIES)
+        if not self._loaded.is_set():
+            return base
+        return EngineInfo(
+            base.model,
+            base.backend,
+            base.capabilities,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self._config.max_num_seqs,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=frozenset({EOS_TOKEN_ID}),
+        )
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        try:
+            if self._load is not None:
+                await self._load()
+            if self._state is EngineState.LOADING:
+                self._state, self._reason = EngineState.READY, None
+            self._loaded.set()
+            while not self._stopping and self._death is None:
+                await self._advance()
+        except Exception as error:
+            self.fail(str(error))
+            raise EngineDead(str(error)) from error
+        finally:
+            self.stop()
+        if self._death is not None:
+            raise self._death
+
+    async def wait_ready(self) -> None:
+        await self._loaded.wait()
+        if self._death is not None:
+            raise self._death
+
+    def drain(self) -> None:
+        if self._state in (EngineState.LOADING, EngineState.READY):
+            self._state, self._reason = EngineState.DRAINING, "the server is shutting down"
+
+    def stop(self) -> None:
+        self.drain()
+        self._stopping = True
+        for choice in [*self._running, *self._waiting]:
+            choice.abort(EndReason.CANCELLED)
+        self.wake()
+
+    def fail(self, message: str) -> None:
+        """Die as an engine whose step raised: every open stream and `run` raise EngineDead(message)."""
+        if self._death is not None:
+            return
+        self._death = EngineDead(message)
+        self._state, self._reason = EngineState.DEAD, message
+        for choice in [*self._running, *self._waiting]:
+            self.forget(choice)
+            choice.fail(self._death)
+        self._loaded.set()
+        self.wake()
+
+    def refuse_next(self, error: EngineError) -> None:
+        """The next `submit` raises this, for errors that the fake never has a reason for."""
+        self._refusal = error
+
+    def submit(self, batch: Sequence[Request]) -> AbstractAsyncContextManager[Submission]:
+        return self._submit(batch)
+
+    @asynccontextmanager
+    async def _submit(self, batch: Sequence[Request]) -> AsyncIterator[Submission]:
+        await checkpoint()
+        choices = self._admit(batch)
+        prompts = {id(choice.prompt): choice.prompt.info for choice in choices}
+        try:
+            yield Submission(prompts=list(prompts.values()), choices=choices)
+        finally:
+            for choice in choices:
+                await choice.aclose()
+
+    def health(self) -> EngineHealth:
+        held = sum(choice.num_pages for choice in self._running)
+        busy = bool(self._running or self._waiting)
+        return EngineHealth(
+            self._state,
+            self._reason,
+            last_step_age=time.monotonic() - self._last_step if busy else None,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            pages_free=self._num_pages - held,
+            pages_held=held,
+            num_steps=self._num_steps,
+            step_seconds_sum=self._step_seconds_sum,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+        )
+
+    def wake(self) -> None:
+        self._work.set()
+
+    def forget(self, choice: _Choice) -> None:
+        """Take a choice out of the schedule; its pages are free at once."""
+        for place in (self._running, self._waiting):
+            if choice in place:
+                place.remove(choice)
+        self.wake()
+
+    def _admit(self, batch: Sequence[Request]) -> list[_Choice]:
+        if self._refusal is not None:
+            error, self._refusal = self._refusal, None
+            raise error
+        if self._death is not None:
+            raise self._death
+        if self._state is not EngineState.READY:
+            raise EngineNotReady(self._reason or "the engine is not ready")
+        choices = [choice for request in batch for choice in self._expand(request)]
+        capacity = self._config.max_num_seqs + self._config.max_queued_seqs
+        if len(choices) > capacity:
+            raise RequestTooLarge(f"{len(choices)} choices exceed the limit of {capacity}", "n")
+        if len(choices) + len(self._running) + len(self._waiting) > capacity:
+            raise EngineOverloaded("too many requests are waiting")
+        self._last_step = self._last_step if self._running or self._waiting else time.monotonic()
+        self._waiting.extend(choices)
+        self._waiting.sort(key=lambda choice: choice.prompt.request.priority)
+        self.wake()
+        return choices
+
+    def _expand(self, request: Request) -> list[_Choice]:
+        if not isinstance(request.prompt, TokenPrompt):
+            raise TypeError("FakeEngine takes token ids")
+        num_tokens = len(request.prompt.token_ids)
+        if num_tokens >= self.max_model_len:
+            raise RequestTooLarge(f"the prompt has {num_tokens} tokens, the context {self.max_model_len}", "prompt")
+        prompt = _Prompt(request, PromptInfo(num_tokens), num_tokens, num_tokens)
+        choices = [_Choice(self, prompt, params) for params in request.choices]
+        for choice in choices:
+            wanted = num_tokens + choice.max_tokens
+            if wanted > self.max_model_len or choice.num_pages > self._num_pages:
+                limit = min(self.max_model_len, self._num_pages * PAGE_SIZE)
+                raise RequestTooLarge(f"{wanted} tokens exceed the context of {limit}", "max_tokens")
+        return choices
+
+    async def _advance(self) -> None:
+        started = time.monotonic()
+        self._work = anyio.Event()
+        if self._step():
+            self._last_step = time.monotonic()
+            self._num_steps += 1
+            self._step_seconds_sum += self._last_step - started
+            await anyio.sleep(self._step_seconds)
+        else:
+            await self._work.wait()
+
+    def _step(self) -> bool:
+        """Schedule, prefill, draw. False when there was nothing to do: no work, or no reader has credit."""
+        while self._waiting and len(self._running) < self._config.max_num_seqs:
+            held = sum(choice.num_pages for choice in self._running)
+            if held + self._waiting[0].num_pages > self._num_pages:
+                break
+            self._running.append(self._waiting.pop(0))
+        progress = self._prefill()
+        for choice in list(self._running):
+            if choice.prompt.num_unfilled == 0 and len(choice.updates) < self._config.stream_credit:
+                progress = True
+                update = choice.make_token(self._rule, self.info.eos_token_ids)
+                self._generation_tokens += len(update.token_ids)
+                if update.end_reason is not None:
+                    self.forget(choice)
+                choice.deliver(update)
+        return progress
+
+    def _prefill(self) -> bool:
+        budget = self._config.max_num_batched_tokens
+        for choice in self._running:
+            num_tokens = min(budget, choice.prompt.num_unfilled)
+            choice.prompt.num_unfilled -= num_tokens
+            self._prompt_tokens += num_tokens
+            budget -= num_tokens
+        return budget < self._config.max_num_batched_tokens
