@@ -1,0 +1,142 @@
+"""POST /v1/chat/completions: request, answer and stream chunk."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from service.schemas.common import EndFields, FinishReason, JsonValue, SamplingFields, Usage
+
+
+class TextPart(Struct, tag_field="type", tag="text", kw_only=True, frozen=True, forbid_unknown_fields=True):
+    text: str
+    prompt_cache_breakpoint: JsonValue = None
+
+
+Content = str | list[TextPart]
+
+
+class SystemMessage(Struct, tag_field="role", tag="system", kw_only=True, frozen=True, forbid_unknown_fields=True):
+    content: Content
+    name: str | None = None
+
+
+class DeveloperMessage(Struct, tag_field="role", tag="developer", kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Rendered as a system message."""
+
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Struct, tag_field="role", tag="user", kw_only=True, frozen=True, forbid_unknown_fields=True):
+    content: Content
+    name: str | None = None
+
+
+class AssistantMessage(Struct, tag_field="role", tag="assistant", kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Carries every field of an answer, so that a client can send it back unchanged."""
+
+    content: Content | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    annotations: list[JsonValue] | None = None
+    audio: JsonValue = None
+    tool_calls: JsonValue = None
+    function_call: JsonValue = None
+
+
+class ToolMessage(Struct, tag_field="role", tag="tool", kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Known so that it can be refused by name."""
+
+    content: JsonValue = None
+    tool_call_id: JsonValue = None
+
+
+class FunctionMessage(Struct, tag_field="role", tag="function", kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Known so that it can be refused by name."""
+
+    content: JsonValue = None
+    name: JsonValue = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
+
+
+class ChatCompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    messages: list[Message]
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: JsonValue = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: JsonValue = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    store: bool | None = None
+
+    audio: JsonValue = None
+    function_call: JsonValue = None
+    functions: JsonValue = None
+    logprobs: bool | None = None
+    modalities: JsonValue = None
+    moderation: JsonValue = None
+    reasoning_effort: JsonValue = None
+    response_format: JsonValue = None
+    service_tier: JsonValue = None
+    tool_choice: JsonValue = None
+    tools: JsonValue = None
+    top_logprobs: int | None = None
+    verbosity: JsonValue = None
+    web_search_options: JsonValue = None
+
+
+class ChatMessage(Struct, kw_only=True, frozen=True):
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | UnsetType = UNSET
+
+
+class ChatChoice(EndFields, kw_only=True, frozen=True):
+    index: int
+    message: ChatMessage
+    finish_reason: FinishReason
+    logprobs: None = None
+
+
+class ChatCompletion(Struct, kw_only=True, frozen=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(Struct, kw_only=True, frozen=True):
+    """role: in a choice's first chunk only."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(EndFields, kw_only=True, frozen=True):
+    index: int
+    delta: ChatDelta
+    finish_reason: FinishReason | None = None
+    logprobs: None = None
+
+
+class ChatCompletionChunk(Struct, kw_only=True, frozen=True):
+    """usage: absent unless asked for; then null on every chunk but the last, whose choices are []."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None | UnsetType = UNSET

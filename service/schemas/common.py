@@ -1,0 +1,85 @@
+"""What chat and completions share: sampling fields, usage, the error envelope. Ranges that need no settings live here."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+FinishReason = Literal["stop", "length"]
+
+StopString = Annotated[str, Meta(min_length=1)]
+LogitBias = Annotated[float, Meta(ge=-100, le=100)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Fields of both generation endpoints. null equals absent; what a field is used for stands in `schemas.fields`."""
+
+    model: str
+    n: Annotated[int, Meta(ge=1)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Probability | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: dict[str, LogitBias] | None = None
+    user: str | None = None
+
+
+class PromptTokensDetails(Struct, kw_only=True, frozen=True):
+    """cached_tokens: found in the cache as an earlier request left it; what sibling choices share is not counted."""
+
+    cached_tokens: int = 0
+
+
+class Usage(Struct, kw_only=True, frozen=True):
+    """prompt_tokens counts each prompt once, completion_tokens sums over all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+
+
+class EndFields(Struct, kw_only=True, frozen=True):
+    """Our extensions on a choice, present once it has ended.
+
+    stop_reason: the stop string or stop token id that ended it, null for end of sequence. end_reason: `EndReason`.
+    """
+
+    stop_reason: int | str | None | UnsetType = UNSET
+    end_reason: str | UnsetType = UNSET
+
+
+class ErrorDetail(Struct, kw_only=True, frozen=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorEnvelope(Struct, kw_only=True, frozen=True):
+    """The body of every 4xx and 5xx answer, and of the `data:` event of an error after the first byte."""
+
+    error: ErrorDetail
+
+
+JsonValue = Any
+"""A field that is refused or ignored whatever it holds: it must still be well-formed JSON."""

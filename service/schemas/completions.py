@@ -1,0 +1,40 @@
+"""POST /v1/completions: request and answer; a stream's chunk has the answer's shape."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from service.schemas.common import EndFields, FinishReason, JsonValue, SamplingFields, Usage
+
+
+class CompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """prompt: text, a list of texts, token ids, or a list of token-id lists; the mixtures that the type allows are refused."""
+
+    prompt: str | list[str | int | list[int]]
+
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+
+class CompletionChoice(EndFields, kw_only=True, frozen=True):
+    """finish_reason: null on the chunks of a stream until the choice has ended."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason | None = None
+    logprobs: None = None
+
+
+class Completion(Struct, kw_only=True, frozen=True):
+    """usage: on chunks as in a chat's, always present in a body that is not streamed."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None | UnsetType = UNSET
