@@ -63,7 +63,7 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def model_not_found(model: str) -> ApiError:
-    return ApiError(ErrorInfo(404, f"The model {model!r} does not exist.", INVALID, "model", "model_not_found"))
+    return ApiError(ErrorInfo(404, f"The model `{model}` does not exist.", INVALID, "model", "model_not_found"))
 
 
 def body_too_large(limit: int) -> ApiError:
@@ -78,7 +78,7 @@ def body_too_slow(seconds: float) -> ApiError:
 
 
 def unsupported_media_type(content_type: str) -> ApiError:
-    return ApiError(ErrorInfo(415, f"Content-Type must be {JSON_CONTENT_TYPE}, not {content_type!r}.", INVALID))
+    return ApiError(ErrorInfo(415, f"Content-Type must be {JSON_CONTENT_TYPE}, not `{content_type}`.", INVALID))
 
 
 def error_body(exc: BaseException) -> ErrorInfo:
@@ -147,7 +147,8 @@ def _answer(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:
     if isinstance(exc, NotFoundException):
         info = replace(info, message=f"Unknown URL: {request.method} {request.url.path}", code="unknown_url")
     elif isinstance(exc, MethodNotAllowedException):
-        info = replace(info, message=f"Not allowed to {request.method} on {request.url.path}", code="method_not_allowed")
+        message = f"{request.method} is not allowed on {request.url.path}"
+        info = replace(info, message=message, code="method_not_allowed")
     if info.unexpected:
         logger.error("unexpected error in %s %s", request.method, request.url.path, exc_info=exc)
     return Response(info.encode(), status_code=info.status, headers=dict(info.headers), media_type=JSON_CONTENT_TYPE)

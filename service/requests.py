@@ -1,4 +1,4 @@
-"""From bytes to an engine batch: strict decoding, cross-field checks, chat template, tokens. Every 4xx of a generation ends here."""
+"""From a decoded body to an engine batch: cross-field checks, chat template, tokens. 4xx ends here."""
 
 from __future__ import annotations
 

@@ -17,24 +17,28 @@ class TextPart(Struct, tag_field="type", tag="text", kw_only=True, frozen=True, 
 Content = str | list[TextPart]
 
 
-class SystemMessage(Struct, tag_field="role", tag="system", kw_only=True, frozen=True, forbid_unknown_fields=True):
+class _Message(Struct, tag_field="role", kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Told apart by `role`."""
+
+
+class SystemMessage(_Message, tag="system", frozen=True):
     content: Content
     name: str | None = None
 
 
-class DeveloperMessage(Struct, tag_field="role", tag="developer", kw_only=True, frozen=True, forbid_unknown_fields=True):
+class DeveloperMessage(_Message, tag="developer", frozen=True):
     """Rendered as a system message."""
 
     content: Content
     name: str | None = None
 
 
-class UserMessage(Struct, tag_field="role", tag="user", kw_only=True, frozen=True, forbid_unknown_fields=True):
+class UserMessage(_Message, tag="user", frozen=True):
     content: Content
     name: str | None = None
 
 
-class AssistantMessage(Struct, tag_field="role", tag="assistant", kw_only=True, frozen=True, forbid_unknown_fields=True):
+class AssistantMessage(_Message, tag="assistant", frozen=True):
     """Carries every field of an answer, so that a client can send it back unchanged."""
 
     content: Content | None = None
@@ -47,14 +51,14 @@ class AssistantMessage(Struct, tag_field="role", tag="assistant", kw_only=True, 
     function_call: JsonValue = None
 
 
-class ToolMessage(Struct, tag_field="role", tag="tool", kw_only=True, frozen=True, forbid_unknown_fields=True):
+class ToolMessage(_Message, tag="tool", frozen=True):
     """Known so that it can be refused by name."""
 
     content: JsonValue = None
     tool_call_id: JsonValue = None
 
 
-class FunctionMessage(Struct, tag_field="role", tag="function", kw_only=True, frozen=True, forbid_unknown_fields=True):
+class FunctionMessage(_Message, tag="function", frozen=True):
     """Known so that it can be refused by name."""
 
     content: JsonValue = None
@@ -139,4 +143,4 @@ class ChatCompletionChunk(Struct, kw_only=True, frozen=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET

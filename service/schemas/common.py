@@ -1,4 +1,4 @@
-"""What chat and completions share: sampling fields, usage, the error envelope. Ranges that need no settings live here."""
+"""What chat and completions share: sampling fields with their fixed ranges, usage, the error envelope."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class EndFields(Struct, kw_only=True, frozen=True):
     stop_reason: the stop string or stop token id that ended it, null for end of sequence. end_reason: `EndReason`.
     """
 
-    stop_reason: int | str | None | UnsetType = UNSET
+    stop_reason: int | str | UnsetType | None = UNSET
     end_reason: str | UnsetType = UNSET
 
 

@@ -6,11 +6,11 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from service.schemas.common import EndFields, FinishReason, JsonValue, SamplingFields, Usage
+from service.schemas.common import EndFields, FinishReason, SamplingFields, Usage
 
 
 class CompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """prompt: text, a list of texts, token ids, or a list of token-id lists; the mixtures that the type allows are refused."""
+    """prompt: text, a list of texts, token ids, or a list of token-id lists; mixtures are refused."""
 
     prompt: str | list[str | int | list[int]]
 
@@ -37,4 +37,4 @@ class Completion(Struct, kw_only=True, frozen=True):
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET

@@ -1,0 +1,241 @@
+"""One frozen Settings, read from CHORUS_* once. The only place that touches the process environment."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engine.config import EngineConfig
+
+PREFIX = "CHORUS_"
+RESERVED = ("CHORUS_API_KEYS_FILE", "CHORUS_METRICS_COMPAT", "CHORUS_UPSTREAM_API_KEY", "CHORUS_UPSTREAM_URLS")
+"""Names of things that are not here yet: setting one is an error, for nobody should believe that it works."""
+
+LIBRARY_DEFAULTS = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",  # its thread pool competes with the engine's threads
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+"""What torch and transformers read at import; written unless set already."""
+
+T = TypeVar("T")
+
+_DEFAULTS = EngineConfig()
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+# What Kubernetes and Docker links put into a container's environment for a service named chorus or chorus-something.
+_SERVICE_LINK = re.compile(r"CHORUS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
+
+
+class SettingsError(Exception):
+    """A variable has a bad value; `str()` is one line that names it."""
+
+
+def _text(raw: str) -> str:
+    return raw
+
+
+def _path(raw: str) -> Path:
+    try:
+        return Path(raw).expanduser()
+    except RuntimeError:
+        raise ValueError("this user has no home folder") from None
+
+
+def _switch(raw: str) -> bool:
+    if raw.lower() in _TRUE + _FALSE:
+        return raw.lower() in _TRUE
+    raise ValueError("expected true or false")
+
+
+def _choice(*names: str) -> Callable[[str], str]:
+    def parse(raw: str) -> str:
+        if raw not in names:
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return raw
+
+    return parse
+
+
+def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    def parse(raw: str) -> int:
+        if not re.fullmatch(r"[+-]?\d{1,18}", raw):
+            raise ValueError("expected a whole number")
+        return _bounded(int(raw), low, high)
+
+    return parse
+
+
+def _seconds(low: float) -> Callable[[str], float]:
+    def parse(raw: str) -> float:
+        if not re.fullmatch(r"\d{1,9}(\.\d+)?", raw):
+            raise ValueError("expected a number of seconds")
+        return _bounded(float(raw), low, None)
+
+    return parse
+
+
+def _size(raw: str) -> int:
+    match = re.fullmatch(r"(\d{1,15}) ?(|kib|mib|gib)", raw.lower())
+    if match is None:
+        raise ValueError("expected a number of bytes, such as 1048576 or 1MiB")
+    return _bounded(int(match[1]) * _UNITS[match[2]], 1, None)
+
+
+def _bounded(value: T, low: float, high: float | None) -> T:
+    if value < low or (high is not None and value > high):  # type: ignore[operator]
+        raise ValueError(f"expected at least {low}" if high is None else f"expected {low} to {high}")
+    return value
+
+
+def _setting(default: T, parse: Callable[[str], Any], description: str, shown_default: str | None = None) -> T:
+    metadata = {"parse": parse, "description": description, "shown_default": shown_default}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Each field is CHORUS_ and its name in capitals. An empty variable counts as not set."""
+
+    host: str = _setting("127.0.0.1", _text, "address to listen on (`python -m service` only, as port and worker)")
+    port: int = _setting(8000, _integer(0, 65535), "port to listen on; 0 takes a free one")
+    worker: str = _setting("asyncio", _choice("asyncio", "uvloop", "trio"), "event loop: asyncio, uvloop or trio")
+    log_level: str = _setting("info", _choice("debug", "info", "warning", "error"), "debug, info, warning or error")
+
+    engine: str = _setting("torch", _choice("torch", "fake", "vllm", "upstream"), "torch, or fake (for tests)")
+    model: str | None = _setting(
+        None, _text, "hub id, local folder or GGUF file of the model", "the default model, SmolLM2-135M-Instruct"
+    )
+    served_model_name: str = _setting(
+        _DEFAULTS.served_model_name, _text, "the name that requests give as `model`", "the model's name"
+    )
+    cache_dir: Path = _setting(_DEFAULTS.cache_dir, _path, "folder for converted models")  # noqa: RUF009
+    device: str = _setting(_DEFAULTS.device, _text, "auto, cpu, cuda or cuda:N")
+    dtype: str = _setting(
+        _DEFAULTS.dtype, _choice("auto", "float32", "bfloat16", "float16"), "auto, float32, bfloat16 or float16"
+    )
+    runner: str = _setting(_DEFAULTS.runner, _choice("auto", "native", "torch"), "auto, native or torch")
+    trust_remote_code: bool = _setting(_DEFAULTS.trust_remote_code, _switch, "run code that comes with a model")
+    max_model_len: int | None = _setting(
+        _DEFAULTS.max_model_len, _integer(1), "tokens of prompt and answer together", "the model's own"
+    )
+    max_num_seqs: int = _setting(_DEFAULTS.max_num_seqs, _integer(1), "choices that run at once")
+    max_num_batched_tokens: int = _setting(_DEFAULTS.max_num_batched_tokens, _integer(1), "tokens in one engine step")
+    max_queued_seqs: int = _setting(_DEFAULTS.max_queued_seqs, _integer(0), "choices that may wait; beyond it 429")
+    kv_cache_bytes: int | None = _setting(
+        _DEFAULTS.kv_cache_bytes, _size, "memory for keys and values", "a share of the memory"
+    )
+    enable_prefix_caching: bool = _setting(
+        _DEFAULTS.enable_prefix_caching, _switch, "keep keys and values of ended requests for prompts that begin alike"
+    )
+    stream_credit: int = _setting(
+        _DEFAULTS.stream_credit, _integer(1), "engine steps that a stream's reader may be behind before it waits"
+    )
+    num_threads: int | None = _setting(_DEFAULTS.num_threads, _integer(1), "the engine's CPU threads", "torch's own")
+    release_timeout: float = _setting(
+        _DEFAULTS.release_timeout, _seconds(0), "seconds to wait for the engine to let go of an aborted request"
+    )
+
+    max_body_bytes: int = _setting(8 * 2**20, _size, "largest request body; beyond it 413", "8MiB")
+    body_timeout: float = _setting(30.0, _seconds(0.001), "seconds in which a request body must arrive")
+    max_n: int = _setting(128, _integer(1), "largest `n`")
+    ping_seconds: float = _setting(15.0, _seconds(0.001), "seconds of silence after which a stream sends a comment")
+    drain_seconds: float = _setting(30.0, _seconds(0), "seconds that running requests get to finish at SIGTERM")
+    keep_alive_seconds: float = _setting(75.0, _seconds(0), "seconds that an idle connection is kept")
+    backlog: int = _setting(2048, _integer(1), "connections that may wait to be accepted")
+
+    @property
+    def max_choices(self) -> int:
+        """Choices that one request may ask for over all its prompts: more could never be admitted together."""
+        return self.max_num_seqs + self.max_queued_seqs
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(**{setting.name: getattr(self, setting.name) for setting in fields(EngineConfig)})
+
+    def public(self) -> dict[str, object]:
+        """All settings as JSON values, for the start-up line. None of them is secret."""
+        values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Raises SettingsError. environ: the process's own when None."""
+    environ = os.environ if environ is None else environ
+    for name in RESERVED:
+        if environ.get(name):
+            raise SettingsError(f"{name} is not supported by this version")
+    environ = {"CHORUS_CACHE_DIR": str(_DEFAULTS.cache_dir)} | {name: raw for name, raw in environ.items() if raw}
+    values = {setting.name: value for setting in fields(Settings) for value in _read(setting, environ)}
+    if values.get("model") is not None and "served_model_name" not in values:
+        values["served_model_name"] = _model_name(values["model"])
+    return Settings(**values)
+
+
+def _read(setting: Field[Any], environ: Mapping[str, str]) -> Iterator[Any]:
+    """The setting's value, or nothing when its variable is not set."""
+    variable = _variable(setting)
+    raw = environ.get(variable, "").strip()
+    if not raw or (setting.name == "port" and _SERVICE_LINK_VALUE.match(raw)):
+        return
+    try:
+        yield setting.metadata["parse"](raw)
+    except ValueError as error:
+        raise SettingsError(f"{variable}={raw}: {error}") from None
+
+
+def _model_name(model: str) -> str:
+    """A hub id stays as it is; of a file or folder the last part counts, for its place is nobody's business."""
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    return path.resolve().stem if path.suffix == ".gguf" else path.resolve().name
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """One warning for each CHORUS_* variable that means nothing here."""
+    environ = os.environ if environ is None else environ
+    known = [_variable(setting) for setting in fields(Settings)]
+    warnings = []
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in known or name in RESERVED or _is_service_link(name, environ[name]):
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        warnings.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+    return warnings
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    return bool(_SERVICE_LINK.fullmatch(name) or (name.endswith("_PORT") and _SERVICE_LINK_VALUE.match(value)))
+
+
+def write_library_variables(environ: MutableMapping[str, str] | None = None) -> None:
+    """Call before anything imports torch or transformers."""
+    environ = os.environ if environ is None else environ
+    for name, value in LIBRARY_DEFAULTS.items():
+        environ.setdefault(name, value)
+
+
+def settings_table() -> str:
+    """The README's table of settings, in Markdown."""
+    rows = ["| variable | default | meaning |", "| --- | --- | --- |"]
+    for setting in fields(Settings):
+        default = setting.metadata["shown_default"] or _shown(setting.default)
+        rows.append(f"| `{_variable(setting)}` | {default} | {setting.metadata['description']} |")
+    return "\n".join(rows)
+
+
+def _shown(value: object) -> str:
+    assert value is not None and value is not MISSING, "a default of None needs words"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _variable(setting: Field[Any]) -> str:
+    return PREFIX + setting.name.upper()
