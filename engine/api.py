@@ -121,8 +121,9 @@ class SamplingParams:
     """How one choice is drawn. Ranges are checked by the service; a seed is always given.
 
     temperature 0 is greedy. top_k 0 keeps all. top_p and min_p are probabilities in [0, 1]; top_p 0 keeps the likeliest
-    token alone. seed: [0, 2**64). max_tokens: at least 1, None for up to the context's end. min_tokens: no stop token is drawn
-    before so many. logit_bias: (token id, bias) pairs. logprobs: None for none, k for the chosen token's and the k best.
+    token alone. seed: [0, 2**64). max_tokens: at least 1, None for up to the context's end. min_tokens: no stop token
+    is drawn before so many. logit_bias: (token id, bias) pairs. logprobs: None for none, k for the chosen token's and
+    the k best.
     """
 
     seed: int
@@ -145,17 +146,14 @@ class SamplingParams:
 class Request:
     """One prompt and its n choices (`choices[i]` is how choice i is drawn).
 
-    model: served name. deadline: on `anyio.current_time()`'s clock. priority: lower runs first. cache_namespace:
-    prefixes are shared within one namespace only.
+    priority: lower runs first. cache_namespace: prefixes are shared within one namespace only.
     """
 
     model: str
     prompt: Prompt
     choices: tuple[SamplingParams, ...]
-    deadline: float | None = None
     priority: int = 0
     cache_namespace: str = ""
-    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +247,8 @@ class EngineInfo:
 class EngineHealth:
     """Answered without the engine, at any time.
 
-    reason: why the state is not READY. last_step_age: seconds since the engine last made progress while it has work, None while it
-    has none. pages_*: KV pages; free + cached + held is the pool.
+    reason: why the state is not READY. last_step_age: seconds since the engine last made progress while it has work,
+    None while it has none. pages_*: KV pages; free + cached + held is the pool.
     """
 
     state: EngineState

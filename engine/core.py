@@ -1,0 +1,96 @@
+"""One engine step: schedule, execute, book. No threads and no torch; the same for every runner."""
+
+from __future__ import annotations
+
+from engine.api import ChoiceUpdate, EndReason
+from engine.config import EngineConfig
+from engine.kv_cache import KVCache
+from engine.plan import ModelRunner, SampledToken
+from engine.planner import build_plan
+from engine.scheduler import Scheduler
+from engine.sequence import Prefill, Sequence, Update
+
+# Ends after which a choice is a likely start of the next request (the next turn of its chat).
+_WORTH_CACHING = frozenset({EndReason.STOP, EndReason.LENGTH})
+
+
+class EngineCore:
+    """Owns scheduler, cache and runner; used from one thread."""
+
+    def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
+        self.runner = runner
+        self.cache = KVCache(runner.num_pages, prefix_caching=config.enable_prefix_caching)
+        self.scheduler = Scheduler(
+            self.cache,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            stream_credit=config.stream_credit,
+        )
+        self.num_prompt_tokens = 0
+        self.num_generation_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, prefills: list[Prefill]) -> None:
+        for prefill in prefills:
+            self.scheduler.add(prefill)
+
+    def abort(self, sequence: Sequence, reason: EndReason) -> Update | None:
+        """Take a choice out before the next step and free its pages; None if it had ended already."""
+        if sequence.ended:
+            return None
+        self.scheduler.end(sequence, keep=reason in _WORTH_CACHING)
+        self._check_idle()
+        return sequence, ChoiceUpdate(end_reason=reason)
+
+    def abort_all(self, reason: EndReason) -> list[Update]:
+        scheduler = self.scheduler
+        queued = [sequence for prefill in (*scheduler.prefilling, *scheduler.waiting) for sequence in prefill.sequences]
+        updates = [self.abort(sequence, reason) for sequence in (*scheduler.running, *queued)]
+        return [update for update in updates if update is not None]
+
+    def step(self) -> list[Update] | None:
+        """Run one step and return what it made; None when nothing could run."""
+        schedule = self.scheduler.schedule()
+        if schedule is None:
+            return None
+        plan, drawn = build_plan(schedule, self.runner.eos_token_ids)
+        sampled = self.runner.execute(plan)
+        self.scheduler.advance(schedule)
+        self.num_prompt_tokens += sum(chunk.num_tokens for chunk in schedule.chunks)
+        updates = [self._book(sequence, token) for sequence, token in zip(drawn, sampled, strict=True)]
+        self._check_idle()
+        return updates
+
+    def _book(self, sequence: Sequence, token: SampledToken) -> Update:
+        if token.token_id < 0:
+            self.scheduler.end(sequence, keep=False)
+            error = "the model produced non-finite logits for this choice"
+            return sequence, ChoiceUpdate(end_reason=EndReason.ERROR, error=error)
+        sequence.output_ids.append(token.token_id)
+        sequence.num_posted += 1
+        self.num_generation_tokens += 1
+        reason, stop_reason = self._end_of(sequence, token.token_id)
+        if reason is not None:
+            self.scheduler.end(sequence, keep=True)
+        logprobs = () if token.logprobs is None else (token.logprobs,)
+        return sequence, ChoiceUpdate((token.token_id,), "", logprobs, reason, stop_reason)
+
+    def _end_of(self, sequence: Sequence, token_id: int) -> tuple[EndReason | None, int | None]:
+        params = sequence.params
+        if len(sequence.output_ids) >= params.min_tokens:
+            if token_id in self.runner.eos_token_ids and not params.ignore_eos:
+                return EndReason.STOP, None
+            if token_id in params.stop_token_ids:
+                return EndReason.STOP, token_id
+        if len(sequence.output_ids) >= sequence.max_tokens:
+            return EndReason.LENGTH, None
+        return None, None
+
+    def _check_idle(self) -> None:
+        """Leaks show at once: when nothing runs, no page may be held."""
+        if not self.has_work:
+            self.cache.check()
+            assert self.cache.num_held == 0, f"{self.cache.num_held} KV pages are held although nothing runs"

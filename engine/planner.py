@@ -1,0 +1,110 @@
+"""Turns a schedule into a `StepPlan`: rows, slots and the segments that their attention runs over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+
+from engine.plan import KEY_TILE, PAGE_SIZE, AttentionSegment, SamplingRow, StepPlan
+from engine.scheduler import Chunk, Schedule
+from engine.sequence import PAGES_PER_TILE, KVPath, Sequence
+
+
+def build_plan(schedule: Schedule, eos_token_ids: frozenset[int]) -> tuple[StepPlan, list[Sequence]]:
+    """The plan, and the sequence that each of its sampling rows draws for."""
+    plan = StepPlan(copies=schedule.copies)
+    drawn: list[Sequence] = []
+    decodes = sorted(schedule.decodes, key=lambda sequence: (sequence.tiles, sequence.id))
+    for row, sequence in enumerate(decodes):
+        _add_decode(plan, sequence)
+        _add_draw(plan, sequence, row, eos_token_ids)
+        drawn.append(sequence)
+    _add_shared_segments(plan, decodes, 0, len(decodes), 0)
+    for chunk in schedule.chunks:
+        _add_chunk(plan, chunk)
+        for sequence in chunk.starts:
+            _add_draw(plan, sequence, len(plan.logit_rows) - 1, eos_token_ids)
+            drawn.append(sequence)
+    return plan, drawn
+
+
+def _slot(kv: KVPath, position: int) -> int:
+    return kv.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
+
+
+def _add_decode(plan: StepPlan, sequence: Sequence) -> None:
+    assert sequence.kv is not None
+    position = sequence.num_tokens - 1
+    plan.logit_rows.append(len(plan.token_ids))
+    plan.token_ids.append(sequence.output_ids[-1])
+    plan.positions.append(position)
+    plan.slots.append(_slot(sequence.kv, position))
+
+
+def _add_shared_segments(plan: StepPlan, decodes: List[Sequence], first: int, stop: int, depth: int) -> None:
+    """Cover rows first..stop-1, which share their first `depth` key tiles: runs that share more, then each one's own
+    rest.
+    """
+    while first < stop:
+        tiles = decodes[first].tiles
+        end = first + 1
+        if len(tiles) > depth:
+            while end < stop and len(decodes[end].tiles) > depth and decodes[end].tiles[depth] == tiles[depth]:
+                end += 1
+        if end - first == 1:
+            _add_own_rest(plan, decodes[first], first, depth)
+        else:
+            deepest = _common_depth(decodes, first, end, depth)
+            kv = decodes[first].kv
+            assert kv is not None
+            pages = kv.pages[depth * PAGES_PER_TILE : deepest * PAGES_PER_TILE]
+            base, num_keys = depth * KEY_TILE, (deepest - depth) * KEY_TILE
+            plan.segments.append(AttentionSegment(first, end - first, base, num_keys, pages, causal=False))
+            _add_shared_segments(plan, decodes, first, end, deepest)
+        first = end
+
+
+def _common_depth(decodes: List[Sequence], first: int, end: int, depth: int) -> int:
+    """The number of leading tiles that rows first..end-1 have in common; tuples are sorted, so the outer two decide."""
+    low, high = decodes[first].tiles, decodes[end - 1].tiles
+    while depth < min(len(low), len(high)) and low[depth] == high[depth]:
+        depth += 1
+    return depth
+
+
+def _add_own_rest(plan: StepPlan, sequence: Sequence, row: int, depth: int) -> None:
+    assert sequence.kv is not None
+    base = depth * KEY_TILE
+    num_keys = sequence.num_tokens - base
+    pages = sequence.kv.pages[depth * PAGES_PER_TILE :]
+    plan.segments.append(AttentionSegment(row, 1, base, num_keys, pages, causal=False))
+
+
+def _add_chunk(plan: StepPlan, chunk: Chunk) -> None:
+    prefill, kv = chunk.prefill, chunk.prefill.kv
+    assert kv is not None
+    start, first_row = prefill.num_computed, len(plan.token_ids)
+    stop = start + chunk.num_tokens
+    plan.token_ids += prefill.token_ids[start:stop]
+    plan.positions += range(start, stop)
+    plan.slots += [_slot(kv, position) for position in range(start, stop)]
+    pages = kv.pages[: -(-stop // PAGE_SIZE)]
+    plan.segments.append(AttentionSegment(first_row, chunk.num_tokens, 0, stop, pages, causal=True))
+    if chunk.starts:
+        plan.logit_rows.append(first_row + chunk.num_tokens - 1)
+
+
+def _add_draw(plan: StepPlan, sequence: Sequence, logits_row: int, eos_token_ids: frozenset[int]) -> None:
+    params = sequence.params
+    blocked: tuple[int, ...] = ()
+    if len(sequence.output_ids) < params.min_tokens:
+        blocked = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
+    plan.sampling_rows.append(
+        SamplingRow(
+            logits_row=logits_row,
+            position=sequence.num_tokens,
+            params=params,
+            prompt_ids=sequence.prompt.token_ids,
+            output_ids=sequence.output_ids,
+            blocked_ids=blocked,
+        )
+    )
