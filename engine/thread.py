@@ -1,0 +1,343 @@
+"""The engine that runs in this process: one thread steps an `EngineCore` and posts what it makes to the event loop.
+
+The thread never waits for the loop and the loop never for the thread: requests and aborts go into an inbox, a step's
+updates come back in one callback. Admission is decided on the loop, where nothing can come between its check and its
+booking.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio
+from anyio.abc import TaskStatus
+from anyio.lowlevel import current_token
+
+from engine.api import (
+    Capability,
+    EndReason,
+    EngineDead,
+    EngineHealth,
+    EngineInfo,
+    EngineNotReady,
+    EngineOverloaded,
+    EngineState,
+    PromptInfo,
+    Request,
+    RequestTooLarge,
+    SamplingParams,
+    Submission,
+    TokenPrompt,
+    UnsupportedByEngine,
+)
+from engine.config import EngineConfig, ModelLoadError
+from engine.core import EngineCore
+from engine.plan import PAGE_SIZE, ModelRunner
+from engine.sequence import Prefill, PromptState, Update
+from engine.sequence import Sequence as EngineSequence
+from engine.streams import BufferedChoiceStream
+
+logger = logging.getLogger("chorus.engine")
+
+_CAPABILITIES = frozenset(
+    {
+        Capability.TOKENS_IN,
+        Capability.TOKENS_OUT,
+        Capability.PAUSE,
+        Capability.ATOMIC_ADMISSION,
+        Capability.RELEASE_CONFIRMED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    prefills: list[Prefill]
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    sequences: list[EngineSequence]
+    reason: EndReason
+
+
+_WAKE = object()
+_STOP = object()
+
+
+class EngineThread:
+    """Hosts the model runner that `load` makes, in a thread of its own."""
+
+    def __init__(self, config: EngineConfig, load: Callable[[EngineConfig], ModelRunner]) -> None:
+        self._config = config
+        self._load = load
+        self._info = EngineInfo(config.served_model_name, "loading", _CAPABILITIES, max_num_seqs=config.max_num_seqs)
+        self._health = EngineHealth(EngineState.LOADING, "the model is being loaded")
+        self._state = EngineState.LOADING
+        self._reason: str | None = "the model is being loaded"
+        self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._post: Callable[..., object]
+        self._streams: dict[int, BufferedChoiceStream] = {}  # by sequence id: admitted and not ended
+        self._arrivals = itertools.count()
+        self._loaded: anyio.Event
+        self._finished: anyio.Event
+        self._hosted = False
+        self._progress: float | None = None  # time.monotonic() of the last progress, None while idle
+        self._is_stalled = False  # the thread sleeps although there is work: every reader is behind
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    # -- on the event loop
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None:
+        if self._hosted:
+            raise RuntimeError("an engine is hosted once")
+        self._hosted = True
+        native: Any = current_token().native_token
+        self._post = native.run_sync_soon if hasattr(native, "run_sync_soon") else native.call_soon_threadsafe
+        self._loaded, self._finished = anyio.Event(), anyio.Event()
+        threading.Thread(target=self._main, name="chorus-engine", daemon=True).start()
+        task_status.started()
+        try:
+            await self._finished.wait()
+        finally:
+            self.stop()
+            with anyio.move_on_after(self._config.release_timeout, shield=True):
+                await self._finished.wait()
+        if self._state is EngineState.DEAD:
+            raise EngineDead(self._reason or "the engine has died")
+
+    async def wait_ready(self) -> None:
+        await self._loaded.wait()
+        self._raise_if_dead()
+
+    def drain(self) -> None:
+        if self._state is not EngineState.DEAD:
+            self._state, self._reason = EngineState.DRAINING, "the server is shutting down"
+
+    def stop(self) -> None:
+        self.drain()
+        self._inbox.put(_STOP)
+
+    @asynccontextmanager
+    async def submit(self, batch: Sequence[Request]) -> AsyncIterator[Submission]:
+        streams, prefills = self._admit(batch)
+        released = anyio.Event()
+        live = len(streams)
+
+        def count_down() -> None:
+            nonlocal live
+            live -= 1
+            if live == 0:
+                released.set()
+
+        for stream in streams.values():
+            stream.on_end = count_down
+        self._inbox.put(_Submit(prefills))
+        try:
+            yield Submission([prefill.prompt.info for prefill in prefills], list(streams.values()))
+        finally:
+            left = [sequence for sequence, stream in streams.items() if not stream.ended]
+            for stream in streams.values():
+                stream.discard()
+            if left:
+                self._inbox.put(_Abort(left, EndReason.CANCELLED))
+                with anyio.move_on_after(self._config.release_timeout, shield=True):
+                    await released.wait()
+
+    def health(self) -> EngineHealth:
+        progress = self._progress
+        age = None if progress is None else max(0.0, time.monotonic() - progress)
+        waiting = max(0, len(self._streams) - self._health.num_running)
+        return replace(self._health, state=self._state, reason=self._reason, last_step_age=age, num_waiting=waiting)
+
+    def _admit(self, batch: Sequence[Request]) -> tuple[dict[EngineSequence, BufferedChoiceStream], list[Prefill]]:
+        """Check and book the whole batch, or raise with nothing booked."""
+        self._raise_if_dead()
+        if self._state is not EngineState.READY:
+            raise EngineNotReady(self._reason or "the engine is not ready", retry_after=5.0)
+        num_choices = sum(len(request.choices) for request in batch)
+        room = self._config.max_num_seqs + self._config.max_queued_seqs
+        if num_choices > room:
+            raise RequestTooLarge(f"{num_choices} choices were asked for; this server admits at most {room}", "n")
+        limits = [self._check(request) for request in batch]
+        if len(self._streams) + num_choices > room:
+            raise EngineOverloaded("the queue is full, try again later")
+        batch_id = next(self._arrivals)
+        streams: dict[EngineSequence, BufferedChoiceStream] = {}
+        prefills = []
+        for request, (token_ids, max_tokens) in zip(batch, limits, strict=True):
+            order = (request.priority, next(self._arrivals))
+            prompt = PromptState(token_ids, request.cache_namespace, order, batch_id, PromptInfo(len(token_ids)))
+            sequences = []
+            for params, limit in zip(request.choices, max_tokens, strict=True):
+                sequence, stream = self._open_stream(prompt, params, limit)
+                sequences.append(sequence)
+                streams[sequence] = stream
+            prefills.append(Prefill(prompt, token_ids, sequences))
+        return streams, prefills
+
+    def _open_stream(
+        self, prompt: PromptState, params: SamplingParams, max_tokens: int
+    ) -> tuple[EngineSequence, BufferedChoiceStream]:
+        stream = BufferedChoiceStream(lambda reason: self._inbox.put(_Abort([sequence], reason)), self._on_taken)
+        sequence = EngineSequence(prompt, params, stream, max_tokens)
+        self._streams[sequence.id] = stream
+        return sequence, stream
+
+    def _on_taken(self) -> None:
+        if self._is_stalled:
+            self._inbox.put(_WAKE)
+
+    def _check(self, request: Request) -> tuple[tuple[int, ...], list[int]]:
+        """The prompt's tokens and each choice's own limit of new tokens."""
+        if not isinstance(request.prompt, TokenPrompt):
+            raise UnsupportedByEngine(Capability.TOKENS_IN)
+        token_ids, limit = request.prompt.token_ids, self._info.max_model_len
+        if not token_ids:
+            raise RequestTooLarge("the prompt has no tokens", "prompt")
+        if any(not 0 <= token_id < self._info.vocab_size for token_id in token_ids):
+            raise RequestTooLarge(f"token ids must lie in [0, {self._info.vocab_size})", "prompt")
+        room = limit - len(token_ids)
+        max_tokens = [room if p.max_tokens is None else p.max_tokens for p in request.choices]
+        if room < 1 or max(max_tokens) > room:
+            message = f"{len(token_ids)} prompt tokens and {max(max_tokens)} new ones exceed this model's {limit}"
+            raise RequestTooLarge(message, "max_tokens" if room >= 1 else "prompt")
+        return token_ids, max_tokens
+
+    def _raise_if_dead(self) -> None:
+        if self._state is EngineState.DEAD:
+            raise EngineDead(self._reason or "the engine has died")
+
+    def _deliver(self, updates: list[Update]) -> None:
+        for sequence, update in updates:
+            stream = self._streams.get(sequence.id)
+            if stream is not None:
+                if update.end_reason is not None:
+                    del self._streams[sequence.id]
+                stream.deliver(update)
+
+    def _on_loaded(self, info: EngineInfo) -> None:
+        self._info = info
+        if self._state is EngineState.LOADING:
+            self._state, self._reason = EngineState.READY, None
+        self._loaded.set()
+
+    def _on_finished(self, reason: str | None) -> None:
+        """The thread is about to end; reason: what it died of, None when it was told to stop."""
+        if reason is not None:
+            self._state, self._reason = EngineState.DEAD, reason
+        streams, self._streams = list(self._streams.values()), {}
+        for stream in streams:
+            stream.finish(EngineDead(reason or "the server is shutting down"))
+        self._loaded.set()
+        self._finished.set()
+
+    # -- on the engine's thread
+
+    def _main(self) -> None:
+        reason: str | None = None
+        try:
+            runner = self._load(self._config)
+            core = EngineCore(self._config, runner)
+            self._publish(core, num_steps=0)
+            self._call_loop(self._on_loaded, self._loaded_info(runner))
+            self._loop(core)
+        except ModelLoadError as error:
+            reason = str(error)
+        except Exception as error:
+            logger.exception("the engine has died")
+            reason = f"the engine has died: {type(error).__name__}"
+        self._progress = None
+        self._call_loop(self._on_finished, reason)
+
+    def _loaded_info(self, runner: ModelRunner) -> EngineInfo:
+        return replace(
+            self._info,
+            backend=runner.name,
+            capabilities=_CAPABILITIES | ({Capability.BITWISE} if runner.bitwise else frozenset()),
+            max_model_len=min(runner.max_model_len, runner.num_pages * PAGE_SIZE),
+            vocab_size=runner.vocab_size,
+            eos_token_ids=runner.eos_token_ids,
+            model_path=runner.model_path,
+        )
+
+    def _loop(self, core: EngineCore) -> None:
+        step_seconds = 0.0
+        num_steps = 0
+        runnable = False
+        while True:
+            messages = self._receive_all(wait=not runnable)
+            updates: list[Update] = []
+            stopping = self._handle(core, messages, updates)
+            started = time.monotonic()
+            self._progress = started if core.has_work else None
+            made = None if stopping else self._step(core)
+            if made is not None:
+                num_steps += 1
+                step_seconds += time.monotonic() - started
+                updates += made
+            runnable = made is not None
+            self._progress = time.monotonic() if runnable and core.has_work else None
+            self._publish(core, num_steps, step_seconds)
+            if updates:
+                self._call_loop(self._deliver, updates)
+            if stopping:
+                return
+
+    def _step(self, core: EngineCore) -> list[Update] | None:
+        """A step, or None where there is nothing to do; readers that are all behind are asked for a wake-up."""
+        self._is_stalled = False
+        made = core.step()
+        if made is None and core.has_work:
+            self._is_stalled = True
+            made = core.step()  # a reader may have caught up before the flag was up
+        return made
+
+    def _receive_all(self, *, wait: bool) -> list[object]:
+        messages = [self._inbox.get()] if wait else []
+        with suppress(queue.Empty):
+            while True:
+                messages.append(self._inbox.get_nowait())
+        return messages
+
+    def _handle(self, core: EngineCore, messages: list[object], updates: list[Update]) -> bool:
+        """Do what the loop asks for; True when the engine is to stop (what is open then ends as cancelled)."""
+        for message in messages:
+            if isinstance(message, _Submit):
+                core.add(message.prefills)
+            elif isinstance(message, _Abort):
+                ended = (core.abort(sequence, message.reason) for sequence in message.sequences)
+                updates += [update for update in ended if update is not None]
+            elif message is _STOP:
+                updates += core.abort_all(EndReason.CANCELLED)
+                return True
+        return False
+
+    def _publish(self, core: EngineCore, num_steps: int, step_seconds: float = 0.0) -> None:
+        cache = core.cache
+        self._health = EngineHealth(
+            EngineState.READY,
+            num_running=len(core.scheduler.running),
+            pages_free=cache.num_free,
+            pages_cached=cache.num_cached,
+            pages_held=cache.num_held,
+            num_steps=num_steps,
+            step_seconds_sum=step_seconds,
+            prompt_tokens=core.num_prompt_tokens,
+            generation_tokens=core.num_generation_tokens,
+        )
+
+    def _call_loop(self, callback: Callable[..., None], *args: object) -> None:
+        with suppress(RuntimeError):  # RunFinishedError, closed loop: nobody is left to tell
+            self._post(callback, *args)
