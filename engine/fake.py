@@ -36,6 +36,7 @@ from engine.api import (
     Submission,
     TokenLogprobs,
     TokenPrompt,
+    UnsupportedByEngine,
 )
 from engine.config import EngineConfig
 from engine.plan import PAGE_SIZE
@@ -318,8 +319,11 @@ class FakeEngine:
 
     def _expand(self, request: Request) -> list[_Choice]:
         if not isinstance(request.prompt, TokenPrompt):
-            raise TypeError("FakeEngine takes token ids")
-        num_tokens = len(request.prompt.token_ids)
+            raise UnsupportedByEngine(Capability.TOKENS_IN)
+        token_ids = request.prompt.token_ids
+        num_tokens = len(token_ids)
+        if not token_ids or any(not 0 <= token_id < VOCAB_SIZE for token_id in token_ids):
+            raise RequestTooLarge(f"a prompt has at least one token id, all in [0, {VOCAB_SIZE})", "prompt")
         if num_tokens >= self.max_model_len:
             raise RequestTooLarge(f"the prompt has {num_tokens} tokens, the context {self.max_model_len}", "prompt")
         prompt = _Prompt(request, PromptInfo(num_tokens), num_tokens, num_tokens)
