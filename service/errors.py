@@ -77,8 +77,8 @@ def body_too_slow(seconds: float) -> ApiError:
     return ApiError(ErrorInfo(400, f"The request body did not arrive within {seconds:g} s.", INVALID, headers=headers))
 
 
-def unsupported_media_type(content_type: str) -> ApiError:
-    return ApiError(ErrorInfo(415, f"Content-Type must be {JSON_CONTENT_TYPE}, not `{content_type}`.", INVALID))
+def unsupported_media_type(message: str) -> ApiError:
+    return ApiError(ErrorInfo(415, message, INVALID, code="unsupported_media_type"))
 
 
 def error_body(exc: BaseException) -> ErrorInfo:

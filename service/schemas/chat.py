@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from service.schemas.common import EndFields, FinishReason, JsonValue, SamplingFields, Usage
+from service.schemas.common import FinishReason, JsonValue, SamplingFields, StopReason, Usage
 
 
 class TextPart(Struct, tag_field="type", tag="text", kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -104,11 +104,13 @@ class ChatMessage(Struct, kw_only=True, frozen=True):
     reasoning_content: str | UnsetType = UNSET
 
 
-class ChatChoice(EndFields, kw_only=True, frozen=True):
+class ChatChoice(Struct, kw_only=True, frozen=True):
     index: int
     message: ChatMessage
     finish_reason: FinishReason
     logprobs: None = None
+    stop_reason: StopReason = UNSET
+    end_reason: str | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True, frozen=True):
@@ -128,11 +130,13 @@ class ChatDelta(Struct, kw_only=True, frozen=True):
     reasoning_content: str | UnsetType = UNSET
 
 
-class ChatChunkChoice(EndFields, kw_only=True, frozen=True):
+class ChatChunkChoice(Struct, kw_only=True, frozen=True):
     index: int
     delta: ChatDelta
     finish_reason: FinishReason | None = None
     logprobs: None = None
+    stop_reason: StopReason = UNSET
+    end_reason: str | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Struct, kw_only=True, frozen=True):

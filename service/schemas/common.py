@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct, UnsetType
 
 FinishReason = Literal["stop", "length"]
+
+StopReason = int | str | UnsetType | None
+"""Our extension on a choice that has ended: the stop string or token id that ended it, null for end of sequence."""
+
 
 StopString = Annotated[str, Meta(min_length=1)]
 LogitBias = Annotated[float, Meta(ge=-100, le=100)]
@@ -38,7 +42,7 @@ class SamplingFields(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     ignore_eos: bool | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     logit_bias: dict[str, LogitBias] | None = None
     user: str | None = None
 
@@ -56,16 +60,6 @@ class Usage(Struct, kw_only=True, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
-
-
-class EndFields(Struct, kw_only=True, frozen=True):
-    """Our extensions on a choice, present once it has ended.
-
-    stop_reason: the stop string or stop token id that ended it, null for end of sequence. end_reason: `EndReason`.
-    """
-
-    stop_reason: int | str | UnsetType | None = UNSET
-    end_reason: str | UnsetType = UNSET
 
 
 class ErrorDetail(Struct, kw_only=True, frozen=True):

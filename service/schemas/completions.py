@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from service.schemas.common import EndFields, FinishReason, SamplingFields, Usage
+from service.schemas.common import FinishReason, SamplingFields, StopReason, Usage
 
 
 class CompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -20,13 +20,15 @@ class CompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_unknow
     suffix: str | None = None
 
 
-class CompletionChoice(EndFields, kw_only=True, frozen=True):
+class CompletionChoice(Struct, kw_only=True, frozen=True):
     """finish_reason: null on the chunks of a stream until the choice has ended."""
 
     index: int
     text: str
     finish_reason: FinishReason | None = None
     logprobs: None = None
+    stop_reason: StopReason = UNSET
+    end_reason: str | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True, frozen=True):

@@ -1,0 +1,156 @@
+"""`python -m service`: one process whose address, exit status and draining can be relied on.
+
+Exit status: 0 after a clean stop; 1 when the engine died, the address is taken or the stop had to be forced; 2 for a
+bad setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+
+import anyio
+from hypercorn.config import Config
+from litestar import Litestar
+
+from service import __version__
+from service.lifespan import Services
+from service.logs import log_event
+from service.settings import Settings, settings_table
+
+logger = logging.getLogger("chorus.main")
+
+GRACE_SECONDS = 5.0
+"""Beyond the drain limit: for clients to read their error events; then connections are cut."""
+
+LAST_WORDS_SECONDS = 1.0
+"""The same after a second signal, and after a death."""
+
+
+class Launcher:
+    """Serves one app until a signal, or its death, and knows the exit status."""
+
+    def __init__(self, app: Litestar) -> None:
+        self.services: Services = app.state.services
+        self.services.on_death = self._on_death
+        self.status = 0
+        self._app = app
+        self._stopping = anyio.Event()
+
+    async def serve(self, listener: int) -> None:
+        """listener: file descriptor of the listening socket; closed at the end."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._watch_signals)
+            group.start_soon(self._bound_the_end)
+            group.start_soon(self._run_hypercorn, listener, group.cancel_scope)
+
+    async def _run_hypercorn(self, listener: int, scope: anyio.CancelScope) -> None:
+        """A task of its own: before Python 3.12.4 asyncio's TaskGroup, in hypercorn, leaves its task marked as cancelled."""
+        settings = self.services.settings
+        config = _hypercorn_config(settings, listener)
+        await _hypercorn(settings.worker)(self._app, config, shutdown_trigger=self._stopping.wait)
+        scope.cancel()
+
+    async def _on_death(self) -> None:
+        self.status = 1
+        await anyio.sleep(LAST_WORDS_SECONDS)
+        self._stopping.set()
+
+    async def _watch_signals(self) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                if self._stopping.is_set():
+                    self.services.engine.stop()
+                    await anyio.sleep(LAST_WORDS_SECONDS)
+                    _end_now(1)
+                log_event(logger, "stop", signal=number.name, drain_seconds=self.services.settings.drain_seconds)
+                self.services.engine.drain()
+                self._stopping.set()
+
+    async def _bound_the_end(self) -> None:
+        """Hypercorn waits for connections, the engine for its step; neither may hold the exit for ever."""
+        settings = self.services.settings
+        await self._stopping.wait()
+        await anyio.sleep(settings.drain_seconds)
+        self.services.engine.stop()
+        await anyio.sleep(GRACE_SECONDS + settings.release_timeout + LAST_WORDS_SECONDS)
+        logger.error("something did not end within its time; the stop is forced")
+        _end_now(1)
+
+
+def _hypercorn(worker: str) -> Callable[..., Awaitable[None]]:
+    if worker == "trio":
+        from hypercorn.trio import serve as serve_on_trio
+
+        return serve_on_trio
+    from hypercorn.asyncio import serve
+
+    return serve
+
+
+def _hypercorn_config(settings: Settings, listener: int) -> Config:
+    config = Config()
+    config.bind = [f"fd://{listener}"]
+    config.backlog = settings.backlog
+    config.keep_alive_timeout = settings.keep_alive_seconds
+    config.graceful_timeout = settings.drain_seconds + GRACE_SECONDS
+    config.include_server_header = False
+    config.errorlog = logging.getLogger("hypercorn.error")
+    return config
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Listening already: who connects before hypercorn accepts only waits. Raises OSError."""
+    family, _, _, _, address = socket.getaddrinfo(
+        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    return socket.create_server(address[:2], family=family, backlog=settings.backlog)
+
+
+def _end_now(status: int) -> None:
+    logging.shutdown()
+    os._exit(status)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m service",
+        description="Serve a model over the OpenAI API. Settings are environment variables:",
+        epilog=settings_table(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"chorus {__version__}")
+    parser.parse_args()
+
+    from service.app import app  # reads the settings
+
+    launcher = Launcher(app)
+    settings = launcher.services.settings
+    try:
+        listener = _listen(settings)
+    except OSError as error:
+        print(
+            f"chorus: cannot listen on {settings.host}:{settings.port}: {str(error.strerror).partition(' (while')[0]}",
+            file=sys.stderr,
+        )
+        return 1
+    host, port = listener.getsockname()[:2]
+    print(f"chorus: listening on http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)
+    anyio.run(
+        launcher.serve,
+        listener.detach(),
+        backend="trio" if settings.worker == "trio" else "asyncio",
+        backend_options={"use_uvloop": True} if settings.worker == "uvloop" else {},
+    )
+    if launcher.services.tokenizer is None:
+        _end_now(launcher.status)  # the engine's thread may still be loading, and nothing can interrupt it
+    return launcher.status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

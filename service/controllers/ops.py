@@ -1,0 +1,42 @@
+"""Health, version, metrics and docs. Nothing here waits for the engine."""
+
+from __future__ import annotations
+
+from litestar import Controller, MediaType, Response, get
+
+from engine.api import EngineDead
+from service import __version__
+from service.lifespan import Services
+from service.openapi import docs_page, openapi_document
+
+
+class OpsController(Controller):
+    path = "/"
+
+    @get("/health/live", sync_to_thread=False)
+    def live(self, services: Services) -> dict[str, str]:
+        if (death := services.death()) is not None:
+            raise EngineDead(death)
+        return {"status": "live"}
+
+    @get(["/health", "/health/ready"], sync_to_thread=False)
+    def ready(self, services: Services) -> dict[str, str]:
+        services.check_ready()
+        return {"status": "ready"}
+
+    @get("/version", sync_to_thread=False)
+    def version(self, services: Services) -> dict[str, str]:
+        info = services.engine.info
+        return {"version": __version__, "model": info.model, "backend": info.backend}
+
+    @get("/metrics", sync_to_thread=False)
+    def metrics(self, services: Services) -> Response[bytes]:
+        return Response(services.metrics.render(), media_type=services.metrics.media_type)
+
+    @get("/openapi.json", sync_to_thread=False)
+    def openapi(self) -> dict[str, object]:
+        return openapi_document()
+
+    @get("/docs", media_type=MediaType.HTML, sync_to_thread=False)
+    def docs(self) -> str:
+        return docs_page()

@@ -1,0 +1,126 @@
+"""The app's life: hosts the engine, loads the tokenizer when the model is there, and says why it is not ready."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+from anyio.abc import TaskStatus
+from litestar import Litestar
+
+from engine.api import Engine, EngineDead, EngineNotReady, EngineState
+from service.logs import log_event
+from service.metrics import Metrics
+from service.settings import Settings
+from service.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger("chorus.lifespan")
+
+OnDeath = Callable[[], Awaitable[None]]
+
+NUM_TOKENIZER_THREADS = 2
+
+
+def _tokenizer_limiter() -> anyio.CapacityLimiter:
+    return anyio.CapacityLimiter(NUM_TOKENIZER_THREADS)
+
+
+@dataclass(slots=True)
+class Services:
+    """What handlers need.
+
+    tokenizer: None until the model is loaded. failure: why this process can never serve (again). on_death: awaited once
+    when that is so; the app answers 503 meanwhile. started_at: unix seconds.
+    """
+
+    settings: Settings
+    engine: Engine
+    metrics: Metrics
+    tokenizer: Tokenizer | None = None
+    tokenizer_limiter: anyio.CapacityLimiter = field(default_factory=_tokenizer_limiter)
+    failure: str | None = None
+    on_death: OnDeath | None = None
+    started_at: int = field(default_factory=lambda: int(time.time()))
+
+    def death(self) -> str | None:
+        """Why the server is dead, None while it lives."""
+        health = self.engine.health()
+        if health.state is EngineState.DEAD:
+            return self.failure or health.reason or "the engine has died"
+        return self.failure
+
+    def check_ready(self) -> None:
+        """Raises EngineDead or EngineNotReady, with the reason."""
+        if (death := self.death()) is not None:
+            raise EngineDead(death)
+        health = self.engine.health()
+        if health.state is not EngineState.READY:
+            raise EngineNotReady(health.reason or f"the engine is {health.state.value}")
+        if self.tokenizer is None:
+            raise EngineNotReady("the tokenizer is loading")
+
+    def ready_tokenizer(self) -> Tokenizer:
+        """Raises EngineDead or EngineNotReady while requests cannot be served."""
+        self.check_ready()
+        assert self.tokenizer is not None
+        return self.tokenizer
+
+
+def engine_lifespan(services: Services) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:
+    """Runs the engine while the app lives."""
+
+    @asynccontextmanager
+    async def host(_: Litestar) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as group:
+            await group.start(_run_engine, services)
+            group.start_soon(_load_tokenizer, services)
+            yield
+            services.engine.stop()
+            group.cancel_scope.cancel()
+
+    return host
+
+
+async def _run_engine(services: Services, *, task_status: TaskStatus[None]) -> None:
+    try:
+        await services.engine.run(task_status=task_status)
+    except EngineDead as error:
+        await _die(services, str(error))
+    except Exception:
+        logger.exception("the engine broke its contract")
+        await _die(services, "the engine has failed")
+
+
+async def _load_tokenizer(services: Services) -> None:
+    started = time.monotonic()
+    try:
+        await services.engine.wait_ready()
+    except EngineDead:
+        return  # _run_engine tells
+    info = services.engine.info
+    try:
+        services.tokenizer = await anyio.to_thread.run_sync(
+            load_tokenizer, info.model_path, limiter=services.tokenizer_limiter
+        )
+    except Exception as error:
+        await _die(services, f"the tokenizer cannot be loaded: {error}")
+        return
+    log_event(
+        logger,
+        "ready",
+        model=info.model,
+        backend=info.backend,
+        max_model_len=info.max_model_len,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+async def _die(services: Services, reason: str) -> None:
+    services.failure = reason
+    logger.critical("chorus cannot serve: %s", reason)
+    if services.on_death is not None:
+        await services.on_death()

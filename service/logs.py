@@ -1,0 +1,40 @@
+"""Structured logs: one JSON object a line, on standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+
+import msgspec
+
+
+class JsonFormatter(logging.Formatter):
+    """time, level, logger and event, then the fields given to `log_event`, then a traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+        }
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def log_event(logger: logging.Logger, event: str, **fields: object) -> None:
+    """Write one line at level info. Fields must hold no text of prompts or answers."""
+    logger.info(event, extra={"fields": fields})
+
+
+def configure_logging(level: str) -> None:
+    """For the process: our loggers at `level`, everybody else's at warning."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("chorus").setLevel(level.upper())

@@ -1,0 +1,81 @@
+"""Prometheus metrics: what requests came to, and the engine's state as it is when scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from engine.api import Engine
+from service.schemas.common import Usage
+
+Outcome = Literal["ok", "error", "cancelled", "refused"]
+
+OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "cancelled", "refused")
+
+
+class Metrics(Collector):
+    """Label values are fixed, so the number of series does not depend on what clients send."""
+
+    media_type = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")  # Litestar adds the charset
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._requests: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
+        self._choices = 0
+        self._cached_tokens = 0
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def record(self, outcome: Outcome, num_choices: int, usage: Usage | None) -> None:
+        """Once for each generation request, at its end. num_choices: those asked for."""
+        self._requests[outcome] += 1
+        if outcome != "refused":
+            self._choices += num_choices
+        if usage is not None:
+            self._cached_tokens += usage.prompt_tokens_details.cached_tokens
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._request_metrics()
+        yield from self._engine_metrics()
+
+    def _request_metrics(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily("chorus_requests", "Generation requests that have ended.", labels=["outcome"])
+        for outcome, count in self._requests.items():
+            requests.add_metric([outcome], count)
+        yield requests
+        yield CounterMetricFamily("chorus_choices", "Choices of requests that have ended.", value=self._choices)
+        yield CounterMetricFamily(
+            "chorus_cached_prompt_tokens",
+            "Prompt tokens that an earlier request had left in the cache.",
+            value=self._cached_tokens,
+        )
+
+    def _engine_metrics(self) -> Iterator[Metric]:
+        health = self._engine.health()
+        yield GaugeMetricFamily("chorus_sequences_running", "Choices that run.", value=health.num_running)
+        yield GaugeMetricFamily("chorus_sequences_waiting", "Choices in the queue.", value=health.num_waiting)
+        pages = GaugeMetricFamily("chorus_kv_pages", "Pages of keys and values.", labels=["state"])
+        for state, count in (("free", health.pages_free), ("cached", health.pages_cached), ("held", health.pages_held)):
+            pages.add_metric([state], count)
+        yield pages
+        yield SummaryMetricFamily(
+            "chorus_step_seconds",
+            "Seconds that engine steps took.",
+            count_value=health.num_steps,
+            sum_value=health.step_seconds_sum,
+        )
+        yield CounterMetricFamily("chorus_prompt_tokens", "Prompt tokens computed.", value=health.prompt_tokens)
+        yield CounterMetricFamily("chorus_generation_tokens", "Tokens generated.", value=health.generation_tokens)
+        yield GaugeMetricFamily(
+            "chorus_engine_heartbeat_age_seconds",
+            "Seconds since the engine last made progress while it has work; 0 without work.",
+            value=health.last_step_age or 0.0,
+        )

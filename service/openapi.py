@@ -1,0 +1,189 @@
+"""The API's description, made from the request and answer schemas, and a page that shows it without outside assets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from typing import Any
+
+import msgspec
+
+from service import __version__
+from service.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
+from service.schemas.common import ErrorEnvelope
+from service.schemas.completions import Completion, CompletionRequest
+from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldRule
+from service.schemas.models import ModelCard, ModelList
+
+ERRORS = {
+    400: "The request is malformed or asks for what is not supported; `param` names the field.",
+    404: "No such model or URL.",
+    405: "The URL does not take this method.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "The queue is full; see Retry-After.",
+    500: "The server had an error.",
+    503: "The model is loading, the server is shutting down, or the engine has died.",
+}
+GENERATION_ERRORS = (400, 404, 413, 415, 429, 500, 503)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """answers: media type to schema, of status 200."""
+
+    path: str
+    method: str
+    summary: str
+    answers: Mapping[str, Json]
+    errors: Sequence[int] = (500,)
+    body: str | None = None
+    parameters: Sequence[Json] = ()
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_STATUS = {"application/json": {"type": "object", "additionalProperties": {"type": "string"}}}
+_MODEL_ID = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
+_REQUEST_ID = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": "Echoed in the answer and in the log.",
+    "schema": {"type": "string", "maxLength": 256},
+}
+
+OPERATIONS = (
+    _Operation(
+        "/v1/chat/completions",
+        "post",
+        "Answer a conversation, n times",
+        {"application/json": _ref("ChatCompletion"), "text/event-stream": _ref("ChatCompletionChunk")},
+        GENERATION_ERRORS,
+        "ChatCompletionRequest",
+        (_REQUEST_ID,),
+    ),
+    _Operation(
+        "/v1/completions",
+        "post",
+        "Continue one or more prompts, n times each",
+        {"application/json": _ref("Completion"), "text/event-stream": _ref("Completion")},
+        GENERATION_ERRORS,
+        "CompletionRequest",
+        (_REQUEST_ID,),
+    ),
+    _Operation("/v1/models", "get", "The served model", {"application/json": _ref("ModelList")}),
+    _Operation(
+        "/v1/models/{model_id}",
+        "get",
+        "One model; ids may contain slashes",
+        {"application/json": _ref("ModelCard")},
+        (404, 500),
+        parameters=(_MODEL_ID,),
+    ),
+    _Operation("/health", "get", "Same as /health/ready", _STATUS, (500, 503)),
+    _Operation("/health/ready", "get", "Whether requests are served now", _STATUS, (500, 503)),
+    _Operation("/health/live", "get", "503 once the engine has died", _STATUS, (500, 503)),
+    _Operation("/version", "get", "Version, model and backend", _STATUS),
+    _Operation("/metrics", "get", "Prometheus metrics", {"text/plain": {"type": "string"}}),
+    _Operation("/openapi.json", "get", "This description", {"application/json": {"type": "object"}}),
+    _Operation("/docs", "get", "This description as a page", {"text/html": {"type": "string"}}),
+)
+
+
+@cache
+def openapi_document() -> Json:
+    """OpenAPI 3.1."""
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Chorus", "version": __version__, "description": "One prompt, n voices."},
+        "paths": _paths(),
+        "components": {
+            "schemas": _schemas(),
+            "responses": {
+                str(status): {"description": text, "content": {"application/json": {"schema": _ref("ErrorEnvelope")}}}
+                for status, text in ERRORS.items()
+            },
+        },
+    }
+
+
+def _paths() -> Json:
+    paths: Json = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
+    return paths
+
+
+def _describe(operation: _Operation) -> Json:
+    answers = {media_type: {"schema": schema} for media_type, schema in operation.answers.items()}
+    described: Json = {
+        "operationId": f"{operation.method}_{operation.path.strip('/')}".translate(str.maketrans("/.", "__", "{}")),
+        "summary": operation.summary,
+        "responses": {"200": {"description": "Success", "content": answers}}
+        | {str(status): {"$ref": f"#/components/responses/{status}"} for status in operation.errors},
+    }
+    if operation.parameters:
+        described["parameters"] = list(operation.parameters)
+    if operation.body is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": _ref(operation.body)}},
+        }
+    return described
+
+
+def _schemas() -> Json:
+    types = (
+        ChatCompletionRequest,
+        CompletionRequest,
+        ChatCompletion,
+        ChatCompletionChunk,
+        Completion,
+        ModelCard,
+        ModelList,
+        ErrorEnvelope,
+    )
+    _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    for name, fields in (("ChatCompletionRequest", CHAT_FIELDS), ("CompletionRequest", COMPLETION_FIELDS)):
+        for field, schema in schemas[name]["properties"].items():
+            schema["description"] = _note(fields[field])
+    return schemas
+
+
+def _note(rule: FieldRule) -> str:
+    return f"{rule.use.value}: {rule.note}"
+
+
+@cache
+def docs_page() -> str:
+    """The operations, and each request's fields with what becomes of them."""
+    document = openapi_document()
+    operations = "".join(
+        f"<tr><td>{operation.method.upper()}</td><td><code>{escape(operation.path)}</code></td>"
+        f"<td>{escape(operation.summary)}</td></tr>"
+        for operation in OPERATIONS
+    )
+    requests = "".join(
+        f"<h2><code>{path}</code></h2><table><tr><th>field</th><th>use</th><th></th></tr>{_field_rows(fields)}</table>"
+        for path, fields in (("/v1/chat/completions", CHAT_FIELDS), ("/v1/completions", COMPLETION_FIELDS))
+    )
+    title = f"{document['info']['title']} {document['info']['version']}"
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        "<style>body{font:16px system-ui;max-width:60em;margin:2em auto;padding:0 1em}"
+        "td,th{text-align:left;vertical-align:top;padding:.2em .8em .2em 0}</style>"
+        f'<h1>{title}</h1><p><a href="openapi.json">openapi.json</a></p><table>{operations}</table>{requests}</html>'
+    )
+
+
+def _field_rows(fields: Mapping[str, FieldRule]) -> str:
+    return "".join(
+        f"<tr><td><code>{escape(name)}</code></td><td>{rule.use.value}</td><td>{escape(rule.note)}</td></tr>"
+        for name, rule in fields.items()
+    )

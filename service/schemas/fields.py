@@ -1,0 +1,153 @@
+"""What becomes of every field that the OpenAI SDK knows, and of our own: one table for each endpoint.
+
+A path names nested fields: `messages[user].content[text].text` is the `text` of a part of type "text" in a message of
+role "user". What is said of a field that is refused or ignored holds for all beneath it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Use(StrEnum):
+    HONOURED = "honoured"
+    NO_OP = "no-op"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRule:
+    """note: for docs and errors. neutral: values of a refused field that ask for nothing and are accepted."""
+
+    use: Use
+    note: str
+    neutral: tuple[object, ...] = ()
+
+
+def _honoured(note: str) -> FieldRule:
+    return FieldRule(Use.HONOURED, note)
+
+
+def _no_op(note: str) -> FieldRule:
+    return FieldRule(Use.NO_OP, note)
+
+
+def _refused(note: str, *neutral: object) -> FieldRule:
+    return FieldRule(Use.REFUSED, note, neutral)
+
+
+_SHARED: dict[str, FieldRule] = {
+    "model": _honoured("the served name, exactly"),
+    "n": _honoured("choices per prompt, all from one prefill; choice i draws from seed + i"),
+    "seed": _honoured("0 to 2^63 - 1; without one a fresh seed is drawn for each request and logged"),
+    "stream": _honoured("server-sent events"),
+    "stream_options": _honoured("only with `stream`"),
+    "stream_options.include_usage": _honoured("one last chunk without choices carries the usage"),
+    "stream_options.include_obfuscation": _no_op("chunks are never padded"),
+    "max_tokens": _honoured("tokens of each choice; chat: up to the context's end without it, completions: 16"),
+    "min_tokens": _honoured("extension: no stop token is drawn before so many; stop strings are not held back"),
+    "temperature": _honoured("0 to 2; 0 is greedy"),
+    "top_p": _honoured("0 to 1; 0 keeps the likeliest token alone"),
+    "top_k": _honoured("extension: the k likeliest tokens; -1 or 0 keeps all"),
+    "min_p": _honoured("extension: tokens at least so likely as this share of the likeliest one"),
+    "stop": _honoured("up to 16 strings, 16 KiB together"),
+    "stop_token_ids": _honoured("extension: tokens that end a choice; they are not part of the text"),
+    "ignore_eos": _honoured("extension: go on after the model's own end"),
+    "frequency_penalty": _honoured("-2 to 2"),
+    "presence_penalty": _honoured("-2 to 2"),
+    "repetition_penalty": _honoured("extension: 0.01 to 10, counts the prompt too"),
+    "logit_bias": _honoured("token id to a bias of -100 to 100"),
+    "user": _no_op("nothing is kept about users"),
+}
+
+_NAME = _honoured("given to the chat template")
+_TEXT_PARTS = {
+    ".content": _honoured("text, or text parts; parts are joined by line breaks"),
+    ".content[text]": _honoured("a text part"),
+    ".content[text].type": _honoured("the kind of part"),
+    ".content[text].text": _honoured("its text"),
+    ".content[text].prompt_cache_breakpoint": _no_op("every prefix is cached"),
+}
+_ONLY_TEXT = _refused("only text parts are supported")
+
+
+def _message(role: str, note: str, more: Mapping[str, FieldRule]) -> dict[str, FieldRule]:
+    fields = {"": _honoured(note), ".role": _honoured("who speaks"), ".name": _NAME, **_TEXT_PARTS, **more}
+    return {f"messages[{role}]{suffix}": rule for suffix, rule in fields.items()}
+
+
+_TOOLS = "tool calling is not supported yet"
+_LOGPROBS = "log probabilities are not supported yet"
+_TEXT_ONLY = "this server takes and makes text only"
+
+CHAT_FIELDS: Mapping[str, FieldRule] = {
+    **_SHARED,
+    "messages": _honoured("the conversation"),
+    **_message("system", "instructions", {}),
+    **_message("developer", "instructions, rendered as a system message", {}),
+    **_message(
+        "user",
+        "what the user says",
+        {".content[image_url]": _ONLY_TEXT, ".content[input_audio]": _ONLY_TEXT, ".content[file]": _ONLY_TEXT},
+    ),
+    **_message(
+        "assistant",
+        "an earlier answer; all that an answer carries may be sent back",
+        {
+            ".content[refusal]": _ONLY_TEXT,
+            ".refusal": _honoured("stands in for content where that is null"),
+            ".reasoning_content": _honoured("extension: given to the chat template"),
+            ".annotations": _no_op("citations are not part of the prompt"),
+            ".audio": _refused(_TEXT_ONLY),
+            ".tool_calls": _refused(_TOOLS, []),
+            ".function_call": _refused(_TOOLS),
+        },
+    ),
+    "messages[tool]": _refused(_TOOLS),
+    "messages[function]": _refused(_TOOLS),
+    "max_completion_tokens": _honoured("the newer name of max_tokens; they must agree when both are given"),
+    "metadata": _no_op("nothing is stored"),
+    "parallel_tool_calls": _no_op("it says nothing without tools"),
+    "prediction": _no_op("a hint that may only change the speed"),
+    "prompt_cache_key": _no_op("every prefix is cached"),
+    "prompt_cache_options": _no_op("every prefix is cached"),
+    "prompt_cache_retention": _no_op("every prefix is cached"),
+    "safety_identifier": _no_op("nothing is kept about users"),
+    "store": _no_op("nothing is stored"),
+    "audio": _refused(_TEXT_ONLY),
+    "function_call": _refused(_TOOLS, "none", "auto"),
+    "functions": _refused(_TOOLS, []),
+    "logprobs": _refused(_LOGPROBS, False),
+    "modalities": _refused(_TEXT_ONLY, ["text"]),
+    "moderation": _refused("there is no moderation here"),
+    "reasoning_effort": _refused("the effort of reasoning cannot be set yet", "none"),
+    "response_format": _refused("structured output is not supported yet", {"type": "text"}),
+    "service_tier": _refused("there is one tier", "auto", "default"),
+    "tool_choice": _refused(_TOOLS, "none", "auto"),
+    "tools": _refused(_TOOLS, []),
+    "top_logprobs": _refused(_LOGPROBS),
+    "verbosity": _refused("verbosity cannot be set", "medium"),
+    "web_search_options": _refused("there is no web search here"),
+}
+
+COMPLETION_FIELDS: Mapping[str, FieldRule] = {
+    **_SHARED,
+    "prompt": _honoured("text, token ids, or a list of either; special tokens in text are parsed"),
+    "best_of": _refused("no choices are made to be thrown away; it may equal n"),
+    "echo": _refused("the prompt is not repeated yet", False),
+    "logprobs": _refused(_LOGPROBS),
+    "suffix": _refused("nothing is inserted before a suffix", ""),
+}
+
+
+def rule_for(fields: Mapping[str, FieldRule], path: str) -> FieldRule | None:
+    """The rule that holds for a path: its own, or that of a refused or ignored field above it."""
+    if path in fields:
+        return fields[path]
+    while path := path[: max(path.rfind("."), path.rfind("["))] if ("." in path or "[" in path) else "":
+        above = fields.get(path)
+        if above is not None:
+            return above if above.use is not Use.HONOURED else None
+    return None
