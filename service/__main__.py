@@ -50,7 +50,7 @@ class Launcher:
             group.start_soon(self._run_hypercorn, listener, group.cancel_scope)
 
     async def _run_hypercorn(self, listener: int, scope: anyio.CancelScope) -> None:
-        """A task of its own: before Python 3.12.4 asyncio's TaskGroup, in hypercorn, leaves its task marked as cancelled."""
+        """A task of its own: the TaskGroup of asyncio 3.11, in hypercorn, leaves its task marked as cancelled."""
         settings = self.services.settings
         config = _hypercorn_config(settings, listener)
         await _hypercorn(settings.worker)(self._app, config, shutdown_trigger=self._stopping.wait)

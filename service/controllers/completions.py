@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from litestar import Controller, Request, post
+from litestar.di import NamedDependency
 
 from service.controllers.generate import generate
 from service.event_stream import GenerationResponse
@@ -15,5 +16,5 @@ class CompletionsController(Controller):
     path = "/v1/completions"
 
     @post(status_code=200)
-    async def create(self, request: Request[Any, Any, Any], services: Services) -> GenerationResponse:
+    async def create(self, request: Request[Any, Any, Any], services: NamedDependency[Services]) -> GenerationResponse:
         return await generate(request, services, CompletionRequest, prepare_completion)

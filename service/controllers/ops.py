@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from litestar import Controller, MediaType, Response, get
+from litestar.di import NamedDependency
 
 from engine.api import EngineDead
 from service import __version__
@@ -14,23 +15,23 @@ class OpsController(Controller):
     path = "/"
 
     @get("/health/live", sync_to_thread=False)
-    def live(self, services: Services) -> dict[str, str]:
+    def live(self, services: NamedDependency[Services]) -> dict[str, str]:
         if (death := services.death()) is not None:
             raise EngineDead(death)
         return {"status": "live"}
 
     @get(["/health", "/health/ready"], sync_to_thread=False)
-    def ready(self, services: Services) -> dict[str, str]:
+    def ready(self, services: NamedDependency[Services]) -> dict[str, str]:
         services.check_ready()
         return {"status": "ready"}
 
     @get("/version", sync_to_thread=False)
-    def version(self, services: Services) -> dict[str, str]:
+    def version(self, services: NamedDependency[Services]) -> dict[str, str]:
         info = services.engine.info
         return {"version": __version__, "model": info.model, "backend": info.backend}
 
     @get("/metrics", sync_to_thread=False)
-    def metrics(self, services: Services) -> Response[bytes]:
+    def metrics(self, services: NamedDependency[Services]) -> Response[bytes]:
         return Response(services.metrics.render(), media_type=services.metrics.media_type)
 
     @get("/openapi.json", sync_to_thread=False)

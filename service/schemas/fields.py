@@ -47,7 +47,7 @@ _SHARED: dict[str, FieldRule] = {
     "stream_options.include_usage": _honoured("one last chunk without choices carries the usage"),
     "stream_options.include_obfuscation": _no_op("chunks are never padded"),
     "max_tokens": _honoured("tokens of each choice; chat: up to the context's end without it, completions: 16"),
-    "min_tokens": _honoured("extension: no stop token is drawn before so many; stop strings are not held back"),
+    "min_tokens": _honoured("extension: neither stop token nor stop string ends a choice before so many"),
     "temperature": _honoured("0 to 2; 0 is greedy"),
     "top_p": _honoured("0 to 1; 0 keeps the likeliest token alone"),
     "top_k": _honoured("extension: the k likeliest tokens; -1 or 0 keeps all"),

@@ -1,0 +1,136 @@
+"""Every field that the pinned OpenAI SDK knows has a rule, and our request Structs agree with the rules."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin
+
+import pytest
+from msgspec import inspect
+from openai.types import completion_create_params
+from openai.types.chat import ChatCompletionMessage
+from openai.types.chat import completion_create_params as chat_params
+from pydantic import BaseModel
+from typing_extensions import get_type_hints, is_typeddict
+
+from service.schemas.chat import AssistantMessage, ChatCompletionRequest, ChatMessage
+from service.schemas.completions import CompletionRequest
+from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldRule, Use, rule_for
+
+TAGS = ("role", "type")
+
+
+def _typeddicts(annotation: Any) -> Iterator[Any]:
+    """All TypedDicts that a value of this type may hold, below lists, unions and mappings."""
+    if is_typeddict(annotation):
+        yield annotation
+    else:
+        for argument in get_args(annotation) if get_origin(annotation) is not Literal else ():
+            yield from _typeddicts(argument)
+
+
+def _unwrap(annotation: Any) -> Any:
+    while get_origin(annotation) in (Required, NotRequired):
+        (annotation,) = get_args(annotation)
+    return annotation
+
+
+def _tag(typeddict: Any) -> str | None:
+    hints = get_type_hints(typeddict)
+    for name in TAGS:
+        if get_origin(hints.get(name)) is Literal:
+            return str(get_args(hints[name])[0])
+    return None
+
+
+def sdk_paths(typeddict: Any, prefix: str = "", seen: tuple[Any, ...] = ()) -> Iterator[str]:
+    if typeddict in seen:
+        return
+    for name, hint in get_type_hints(typeddict).items():
+        path = f"{prefix}.{name}" if prefix else name
+        yield path
+        below = list(_typeddicts(_unwrap(hint)))
+        for inner in below:
+            tag = _tag(inner) if len(below) > 1 or name in ("messages", "content") else None
+            variant = path if tag is None else f"{path}[{tag}]"
+            if variant != path:
+                yield variant
+            yield from sdk_paths(inner, variant, (*seen, typeddict))
+
+
+def _sdk(module: types.ModuleType) -> list[str]:
+    kinds = (module.CompletionCreateParamsNonStreaming, module.CompletionCreateParamsStreaming)
+    return sorted({path for kind in kinds for path in sdk_paths(kind)})
+
+
+CASES = [("chat", path) for path in _sdk(chat_params)] + [
+    ("completion", path) for path in _sdk(completion_create_params)
+]
+
+
+def _fields(kind: str) -> Mapping[str, FieldRule]:
+    return CHAT_FIELDS if kind == "chat" else COMPLETION_FIELDS
+
+
+def test_the_walk_sees_nested_fields() -> None:
+    """Guards the guard: a walk that finds nothing would pass."""
+    paths = {path for kind, path in CASES if kind == "chat"}
+    assert {"messages[user].content[text].text", "stream_options.include_usage", "messages[assistant].name"} <= paths
+    assert {"messages[tool].tool_call_id", "web_search_options.user_location.approximate.city"} <= paths
+    assert len(paths) > 80
+
+
+@pytest.mark.parametrize(("kind", "path"), CASES)
+def test_every_field_of_the_sdk_is_classified(kind: str, path: str) -> None:
+    assert rule_for(_fields(kind), path) is not None
+
+
+def test_an_unknown_nested_field_is_not_covered_by_an_honoured_parent() -> None:
+    assert rule_for(CHAT_FIELDS, "messages[user].mood") is None
+    assert rule_for(CHAT_FIELDS, "stream_options.every") is None
+    assert rule_for(CHAT_FIELDS, "tools[function].function.name") is CHAT_FIELDS["tools"]
+
+
+def struct_paths(kind: inspect.Type, prefix: str = "") -> Iterator[str]:
+    match kind:
+        case inspect.Metadata():
+            yield from struct_paths(kind.type, prefix)
+        case inspect.UnionType():
+            for inner in kind.types:
+                yield from struct_paths(inner, prefix)
+        case inspect.ListType():
+            yield from struct_paths(kind.item_type, prefix)
+        case inspect.StructType():
+            base = f"{prefix}[{kind.tag}]" if kind.tag is not None else prefix
+            if kind.tag is not None:
+                yield from (base, f"{base}.{kind.tag_field}")
+            for field in kind.fields:
+                path = f"{base}.{field.encode_name}" if base else field.encode_name
+                yield path
+                yield from struct_paths(field.type, path)
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_structs_and_rules_know_the_same_fields(kind: str) -> None:
+    struct = ChatCompletionRequest if kind == "chat" else CompletionRequest
+    paths, rules = set(struct_paths(inspect.type_info(struct))), _fields(kind)
+    assert {path for path in paths if rule_for(rules, path) is None} == set(), "a Struct's field without a rule"
+    # content parts other than text are refused by the decoder itself
+    unreachable = {path for path in rules if path not in paths and not path.startswith("messages[") and "[" not in path}
+    assert unreachable == set(), "a rule without a Struct's field"
+    honoured = {path for path, rule in rules.items() if rule.use is Use.HONOURED}
+    assert honoured <= paths
+
+
+def test_an_answer_can_be_sent_back() -> None:
+    """Both the SDK's message and our own: clients append it to the conversation as it came."""
+    accepted = set(AssistantMessage.__struct_fields__) | {"role"}
+    assert issubclass(ChatCompletionMessage, BaseModel)
+    assert set(ChatCompletionMessage.model_fields) <= accepted
+    assert set(ChatMessage.__struct_fields__) <= accepted
+
+
+def test_typing_union_is_walked() -> None:
+    """The SDK spells unions both ways."""
+    assert list(_typeddicts(Union[None, chat_params.Function])) == list(_typeddicts(chat_params.Function | None))  # noqa: UP007
