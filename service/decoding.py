@@ -49,7 +49,8 @@ async def read_body(receive: Receive, content_length: str | None, settings: Sett
                 raise invalid("The client went away before its request was complete.")
             body += message["body"]
             if len(body) > settings.max_body_bytes:
-                await _discard(receive)
+                if message["more_body"]:
+                    await _discard(receive)
                 raise body_too_large(settings.max_body_bytes)
             if not message["more_body"]:
                 return bytes(body)
