@@ -1,9 +1,11 @@
 """An engine without a model, for tests: every answer can be worked out by hand.
 
 The token of a choice with seed s at output position k, for a prompt of P tokens, is ord("a") + (s + k + P) % 26; at
-temperature 0 s counts as 0. It is scheduled like a real one: a bounded queue with atomic admission, waves of
-max_num_seqs, prefill in chunks of max_num_batched_tokens, readers that fall behind are passed over. A running choice
-holds the pages of its prompt and max_tokens. There is no thread: it steps inside `run`.
+temperature 0 s counts as 0. A logit_bias of 100 or -100 forces or bans a token.
+
+It is scheduled like a real one: a bounded queue with atomic admission, waves of max_num_seqs, prefill in chunks of
+max_num_batched_tokens; a choice whose reader is behind is passed over, and gives its place to one that waits. A running
+choice holds the pages of its prompt and max_tokens. There is no thread: it steps inside `run`.
 """
 
 from __future__ import annotations
@@ -133,9 +135,12 @@ class _Choice:
         if token_id < 0:
             return ChoiceUpdate(end_reason=EndReason.ERROR, error="the model's output was not finite")
         stops = set(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
+        blocked = {token for token, bias in params.logit_bias if bias <= -100}
         if position < params.min_tokens:
-            # a stop token cannot be drawn yet: the next letter that is none is, or a space when all are
-            token_id = next((t for t in _letters_from(token_id) if t not in stops), ord(" "))
+            blocked |= stops
+        wanted = [token for token, bias in params.logit_bias if bias >= 100]
+        # a token that cannot be drawn gives way to the next letter that can, or to a space
+        token_id = next((t for t in [*wanted, *_letters_from(token_id)] if t not in blocked), ord(" "))
         self.num_tokens += 1
         end_reason, stop_reason = None, None
         if token_id in stops and position >= params.min_tokens:
@@ -312,8 +317,7 @@ class FakeEngine:
         if len(choices) + len(self._running) + len(self._waiting) > capacity:
             raise EngineOverloaded("too many requests are waiting")
         self._last_step = self._last_step if self._running or self._waiting else time.monotonic()
-        self._waiting.extend(choices)
-        self._waiting.sort(key=lambda choice: choice.prompt.request.priority)
+        self._enqueue(choices)
         self.wake()
         return choices
 
@@ -348,14 +352,11 @@ class FakeEngine:
 
     def _step(self) -> bool:
         """Schedule, prefill, draw. False when there was nothing to do: no work, or no reader has credit."""
-        while self._waiting and len(self._running) < self._config.max_num_seqs:
-            held = sum(choice.num_pages for choice in self._running)
-            if held + self._waiting[0].num_pages > self._num_pages:
-                break
-            self._running.append(self._waiting.pop(0))
+        while self._start_one():
+            pass
         progress = self._prefill()
         for choice in list(self._running):
-            if choice.prompt.num_unfilled == 0 and len(choice.updates) < self._config.stream_credit:
+            if choice.prompt.num_unfilled == 0 and self._has_credit(choice):
                 progress = True
                 update = choice.make_token(self._rule, self.info.eos_token_ids)
                 self._generation_tokens += len(update.token_ids)
@@ -363,6 +364,29 @@ class FakeEngine:
                     self.forget(choice)
                 choice.deliver(update)
         return progress
+
+    def _start_one(self) -> bool:
+        """Give a place to the first choice in the queue that could use it."""
+        choice = next(filter(self._has_credit, self._waiting), None)
+        if choice is None:
+            return False
+        held = sum(other.num_pages for other in self._running)
+        if len(self._running) < self._config.max_num_seqs and held + choice.num_pages <= self._num_pages:
+            self._waiting.remove(choice)
+            self._running.append(choice)
+            return True
+        stalled = next((other for other in reversed(self._running) if not self._has_credit(other)), None)
+        if stalled is not None:
+            self._running.remove(stalled)
+            self._enqueue([stalled])
+        return stalled is not None
+
+    def _has_credit(self, choice: _Choice) -> bool:
+        return len(choice.updates) < self._config.stream_credit
+
+    def _enqueue(self, choices: Sequence[_Choice]) -> None:
+        self._waiting.extend(choices)
+        self._waiting.sort(key=lambda choice: choice.prompt.request.priority)
 
     def _prefill(self) -> bool:
         budget = self._config.max_num_batched_tokens
