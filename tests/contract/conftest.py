@@ -1,0 +1,35 @@
+"""The engines that keep the contract; each test of this folder runs on all of them, on both event loops."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.fake import FakeEngine, letter_rule
+from tests.contract.harness import FAILING_SEED, EngineCase
+from tests.contract.runners import SeededEngine
+
+
+def failing_rule(seed: int, position: int, num_prompt_tokens: int) -> int:
+    return -1 if (seed, position) == (FAILING_SEED, 2) else letter_rule(seed, position, num_prompt_tokens)
+
+
+def break_runner(engine: SeededEngine) -> None:
+    engine.runner.is_broken = True
+
+
+CASES = [
+    EngineCase(
+        "fake",
+        lambda config: FakeEngine(config, rule=failing_rule),
+        lambda engine: engine.fail("killed by a test"),
+        has_failing_seed=True,
+    ),
+    EngineCase("thread", SeededEngine, break_runner, has_failing_seed=True),
+]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> EngineCase:
+    engine_case = request.param
+    assert isinstance(engine_case, EngineCase)
+    return engine_case

@@ -1,0 +1,54 @@
+"""A model runner without a model, for EngineThread: every draw depends on seed, position and the whole context."""
+
+from __future__ import annotations
+
+import time
+
+from engine.api import SamplingParams
+from engine.config import EngineConfig
+from engine.plan import SampledToken, StepPlan
+from engine.thread import EngineThread
+from tests.contract.harness import FAILING_SEED
+from tests.engine.support import CheckingRunner
+
+STEP_SECONDS = 0.001
+
+
+class SeededRunner(CheckingRunner):
+    """Checks every plan as CheckingRunner does. is_broken: its next step raises."""
+
+    is_broken = False
+
+    def execute(self, plan: StepPlan) -> list[SampledToken]:
+        if self.is_broken:
+            raise RuntimeError("killed by a test")
+        time.sleep(STEP_SECONDS)
+        super().execute(plan)
+        self.plans.clear()
+        return [self._seeded_draw(plan, number) for number in range(len(plan.sampling_rows))]
+
+    def _seeded_draw(self, plan: StepPlan, number: int) -> SampledToken:
+        sampling = plan.sampling_rows[number]
+        params = sampling.params
+        if params.seed == FAILING_SEED and len(sampling.output_ids) == 2:
+            return SampledToken(-1)
+        row = plan.logit_rows[sampling.logits_row]
+        token_id = self._hash(params, self.context(list(plan.segments), row, plan.positions[row]))
+        token_id = next((forced for forced, bias in params.logit_bias if bias >= 100), token_id)
+        while token_id in sampling.blocked_ids:
+            token_id = (token_id + 1) % self.vocab_size
+        return SampledToken(token_id)
+
+    def _hash(self, params: SamplingParams, context: list[int]) -> int:
+        value = params.seed if params.temperature > 0 else 0
+        for token_id in context:
+            value = (value * 31 + token_id + 1) % 1_000_003
+        return value % (self.vocab_size - 2)
+
+
+class SeededEngine(EngineThread):
+    """An EngineThread whose runner a test can break."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.runner = SeededRunner(num_pages=2048, max_model_len=config.max_model_len or 4096)
+        super().__init__(config, lambda _: self.runner)
