@@ -1,0 +1,1 @@
+"""Compares OpenAI-compatible servers on fan-out: `python -m tests.bench --help`."""
