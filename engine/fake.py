@@ -11,7 +11,6 @@ choice holds the pages of its prompt and max_tokens. There is no thread: it step
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -42,6 +41,7 @@ from engine.api import (
 )
 from engine.config import EngineConfig
 from engine.plan import PAGE_SIZE
+from engine.streams import BufferedChoiceStream
 
 EOS_TOKEN_ID = 256
 VOCAB_SIZE = 320
@@ -73,89 +73,42 @@ class _Prompt:
     num_unfilled: int
 
 
+@dataclass(slots=True, eq=False)
 class _Choice:
-    """One choice: its place in the schedule and the stream that its reader holds."""
+    prompt: _Prompt
+    params: SamplingParams
+    stream: BufferedChoiceStream
+    max_tokens: int
+    num_made: int = 0
 
-    def __init__(self, engine: FakeEngine, prompt: _Prompt, params: SamplingParams) -> None:
-        self.prompt = prompt
-        room = engine.max_model_len - prompt.num_tokens
-        self.max_tokens = room if params.max_tokens is None else params.max_tokens
-        self.num_pages = -(-(prompt.num_tokens + self.max_tokens) // PAGE_SIZE)
-        self.updates: deque[ChoiceUpdate] = deque()
-        self.num_tokens = 0
-        self.ended = False
-        self._params = params
-        self._engine = engine
-        self._error: EngineDead | None = None
-        self._arrival: anyio.Event | None = None
-
-    def __aiter__(self) -> AsyncIterator[ChoiceUpdate]:
-        return self
-
-    async def __anext__(self) -> ChoiceUpdate:
-        await checkpoint()
-        while True:
-            if (update := self.receive_nowait()) is not None:
-                return update
-            if self._error is not None:
-                raise self._error
-            if self.ended:
-                raise StopAsyncIteration
-            self._arrival = anyio.Event()
-            await self._arrival.wait()
-
-    def receive_nowait(self) -> ChoiceUpdate | None:
-        if not self.updates:
-            return None
-        self._engine.wake()
-        return self.updates.popleft()
-
-    def abort(self, reason: EndReason) -> None:
-        if not self.ended:
-            self._engine.forget(self)
-            self.deliver(ChoiceUpdate(end_reason=reason))
-
-    async def aclose(self) -> None:
-        self.abort(EndReason.CANCELLED)
-        self.updates.clear()
-
-    def deliver(self, update: ChoiceUpdate) -> None:
-        self.updates.append(update)
-        self.ended = update.end_reason is not None
-        self._notify()
-
-    def fail(self, error: EngineDead) -> None:
-        self.ended = True
-        self._error = error
-        self._notify()
+    @property
+    def num_pages(self) -> int:
+        return -(-(self.prompt.num_tokens + self.max_tokens) // PAGE_SIZE)
 
     def make_token(self, rule: TokenRule, eos_token_ids: frozenset[int]) -> ChoiceUpdate:
-        params, position = self._params, self.num_tokens
+        params, position = self.params, self.num_made
         token_id = rule(params.seed if params.temperature > 0 else 0, position, self.prompt.num_tokens)
         if token_id < 0:
             return ChoiceUpdate(end_reason=EndReason.ERROR, error="the model's output was not finite")
         stops = set(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
-        blocked = {token for token, bias in params.logit_bias if bias <= -100}
-        if position < params.min_tokens:
-            blocked |= stops
-        wanted = [token for token, bias in params.logit_bias if bias >= 100]
-        # a token that cannot be drawn gives way to the next letter that can, or to a space
-        token_id = next((t for t in [*wanted, *_letters_from(token_id)] if t not in blocked), ord(" "))
-        self.num_tokens += 1
+        token_id = self._allowed(token_id, stops if position < params.min_tokens else set())
+        self.num_made += 1
         end_reason, stop_reason = None, None
         if token_id in stops and position >= params.min_tokens:
             is_eos = token_id in eos_token_ids and not params.ignore_eos
             end_reason, stop_reason = EndReason.STOP, None if is_eos else token_id
-        elif self.num_tokens >= self.max_tokens:
+        elif self.num_made >= self.max_tokens:
             end_reason = EndReason.LENGTH
         logprobs: tuple[TokenLogprobs, ...] = ()
         if params.logprobs is not None:
             logprobs = (TokenLogprobs(token_id, 0.0, ((token_id, 0.0),) if params.logprobs else ()),)
         return ChoiceUpdate((token_id,), logprobs=logprobs, end_reason=end_reason, stop_reason=stop_reason)
 
-    def _notify(self) -> None:
-        if self._arrival is not None:
-            self._arrival.set()
+    def _allowed(self, token_id: int, blocked: set[int]) -> int:
+        """A token that cannot be drawn gives way to the next letter that can, or to a space."""
+        blocked = blocked | {token for token, bias in self.params.logit_bias if bias <= -100}
+        forced = [token for token, bias in self.params.logit_bias if bias >= 100]
+        return next((token for token in [*forced, *_letters_from(token_id)] if token not in blocked), ord(" "))
 
 
 def _letters_from(token_id: int) -> list[int]:
@@ -173,8 +126,8 @@ class FakeEngine:
         rule: TokenRule = letter_rule,
         load: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self.max_model_len = config.max_model_len or MAX_MODEL_LEN
-        pages = -(-self.max_model_len // PAGE_SIZE) * config.max_num_seqs
+        self._max_model_len = config.max_model_len or MAX_MODEL_LEN
+        pages = -(-self._max_model_len // PAGE_SIZE) * config.max_num_seqs
         # one byte a token, so that a test can reckon the pool of a given kv_cache_bytes
         self._num_pages = pages if config.kv_cache_bytes is None else config.kv_cache_bytes // PAGE_SIZE
         self._config = config
@@ -205,7 +158,7 @@ class FakeEngine:
             base.model,
             base.backend,
             base.capabilities,
-            max_model_len=self.max_model_len,
+            max_model_len=self._max_model_len,
             max_num_seqs=self._config.max_num_seqs,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
@@ -242,8 +195,8 @@ class FakeEngine:
         self.drain()
         self._stopping = True
         for choice in [*self._running, *self._waiting]:
-            choice.abort(EndReason.CANCELLED)
-        self.wake()
+            self._end(choice, ChoiceUpdate(end_reason=EndReason.CANCELLED))
+        self._wake()
 
     def fail(self, message: str) -> None:
         """Die as an engine whose step raised: every open stream and `run` raise EngineDead(message)."""
@@ -252,10 +205,10 @@ class FakeEngine:
         self._death = EngineDead(message)
         self._state, self._reason = EngineState.DEAD, message
         for choice in [*self._running, *self._waiting]:
-            self.forget(choice)
-            choice.fail(self._death)
+            self._forget(choice)
+            choice.stream.finish(self._death)
         self._loaded.set()
-        self.wake()
+        self._wake()
 
     def refuse_next(self, error: EngineError) -> None:
         """The next `submit` raises this, for errors that the fake never has a reason for."""
@@ -270,10 +223,10 @@ class FakeEngine:
         choices = self._admit(batch)
         prompts = {id(choice.prompt): choice.prompt.info for choice in choices}
         try:
-            yield Submission(prompts=list(prompts.values()), choices=choices)
+            yield Submission(prompts=list(prompts.values()), choices=[choice.stream for choice in choices])
         finally:
             for choice in choices:
-                await choice.aclose()
+                await choice.stream.aclose()
 
     def health(self) -> EngineHealth:
         held = sum(choice.num_pages for choice in self._running)
@@ -292,15 +245,19 @@ class FakeEngine:
             generation_tokens=self._generation_tokens,
         )
 
-    def wake(self) -> None:
+    def _wake(self) -> None:
         self._work.set()
 
-    def forget(self, choice: _Choice) -> None:
+    def _forget(self, choice: _Choice) -> None:
         """Take a choice out of the schedule; its pages are free at once."""
         for place in (self._running, self._waiting):
             if choice in place:
                 place.remove(choice)
-        self.wake()
+        self._wake()
+
+    def _end(self, choice: _Choice, update: ChoiceUpdate) -> None:
+        self._forget(choice)
+        choice.stream.deliver(update)
 
     def _admit(self, batch: Sequence[Request]) -> list[_Choice]:
         if self._refusal is not None:
@@ -310,34 +267,50 @@ class FakeEngine:
             raise self._death
         if self._state is not EngineState.READY:
             raise EngineNotReady(self._reason or "the engine is not ready")
-        choices = [choice for request in batch for choice in self._expand(request)]
+        for request in batch:
+            self._check(request)
+        num_choices = sum(len(request.choices) for request in batch)
         capacity = self._config.max_num_seqs + self._config.max_queued_seqs
-        if len(choices) > capacity:
-            raise RequestTooLarge(f"{len(choices)} choices exceed the limit of {capacity}", "n")
-        if len(choices) + len(self._running) + len(self._waiting) > capacity:
+        if num_choices > capacity:
+            raise RequestTooLarge(f"{num_choices} choices exceed the limit of {capacity}", "n")
+        if num_choices + len(self._running) + len(self._waiting) > capacity:
             raise EngineOverloaded("too many requests are waiting")
+        choices = [choice for request in batch for choice in self._expand(request)]
         self._last_step = self._last_step if self._running or self._waiting else time.monotonic()
         self._enqueue(choices)
-        self.wake()
+        self._wake()
         return choices
 
-    def _expand(self, request: Request) -> list[_Choice]:
+    def _check(self, request: Request) -> None:
         if not isinstance(request.prompt, TokenPrompt):
             raise UnsupportedByEngine(Capability.TOKENS_IN)
         token_ids = request.prompt.token_ids
-        num_tokens = len(token_ids)
         if not token_ids or any(not 0 <= token_id < VOCAB_SIZE for token_id in token_ids):
             raise RequestTooLarge(f"a prompt has at least one token id, all in [0, {VOCAB_SIZE})", "prompt")
-        if num_tokens >= self.max_model_len:
-            raise RequestTooLarge(f"the prompt has {num_tokens} tokens, the context {self.max_model_len}", "prompt")
+        limit = min(self._max_model_len, self._num_pages * PAGE_SIZE)
+        if len(token_ids) >= limit:
+            raise RequestTooLarge(f"the prompt has {len(token_ids)} tokens, the context {limit}", "prompt")
+        wanted = len(token_ids) + max(self._max_tokens(request, params) for params in request.choices)
+        if wanted > limit:
+            raise RequestTooLarge(f"{wanted} tokens exceed the context of {limit}", "max_tokens")
+
+    def _max_tokens(self, request: Request, params: SamplingParams) -> int:
+        assert isinstance(request.prompt, TokenPrompt)
+        room = self._max_model_len - len(request.prompt.token_ids)
+        return room if params.max_tokens is None else params.max_tokens
+
+    def _expand(self, request: Request) -> list[_Choice]:
+        assert isinstance(request.prompt, TokenPrompt)
+        num_tokens = len(request.prompt.token_ids)
         prompt = _Prompt(request, PromptInfo(num_tokens), num_tokens, num_tokens)
-        choices = [_Choice(self, prompt, params) for params in request.choices]
-        for choice in choices:
-            wanted = num_tokens + choice.max_tokens
-            if wanted > self.max_model_len or choice.num_pages > self._num_pages:
-                limit = min(self.max_model_len, self._num_pages * PAGE_SIZE)
-                raise RequestTooLarge(f"{wanted} tokens exceed the context of {limit}", "max_tokens")
-        return choices
+        return [self._open(prompt, params) for params in request.choices]
+
+    def _open(self, prompt: _Prompt, params: SamplingParams) -> _Choice:
+        stream = BufferedChoiceStream(
+            lambda reason: self._end(choice, ChoiceUpdate(end_reason=reason)), on_taken=self._wake
+        )
+        choice = _Choice(prompt, params, stream, self._max_tokens(prompt.request, params))
+        return choice
 
     async def _advance(self) -> None:
         started = time.monotonic()
@@ -360,9 +333,10 @@ class FakeEngine:
                 progress = True
                 update = choice.make_token(self._rule, self.info.eos_token_ids)
                 self._generation_tokens += len(update.token_ids)
-                if update.end_reason is not None:
-                    self.forget(choice)
-                choice.deliver(update)
+                if update.end_reason is None:
+                    choice.stream.deliver(update)
+                else:
+                    self._end(choice, update)
         return progress
 
     def _start_one(self) -> bool:
@@ -382,7 +356,7 @@ class FakeEngine:
         return stalled is not None
 
     def _has_credit(self, choice: _Choice) -> bool:
-        return len(choice.updates) < self._config.stream_credit
+        return choice.num_made - choice.stream.num_taken < self._config.stream_credit
 
     def _enqueue(self, choices: Sequence[_Choice]) -> None:
         self._waiting.extend(choices)
