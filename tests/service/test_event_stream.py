@@ -124,7 +124,7 @@ async def host(engine: FakeEngine, *, task_status: TaskStatus[None]) -> None:
 
 async def answer(services: Services, job: GenerationJob, client: Client | None = None) -> Client:
     client = client or Client()
-    await GenerationResponse(job, services)({}, client.receive, client.send)  # type: ignore[typeddict-item]
+    await GenerationResponse(job, services)({}, client.receive, client.send)  # type: ignore[arg-type]
     return client
 
 
