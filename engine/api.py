@@ -146,13 +146,15 @@ class SamplingParams:
 class Request:
     """One prompt and its n choices (`choices[i]` is how choice i is drawn).
 
-    priority: lower runs first. cache_namespace: prefixes are shared within one namespace only.
+    priority: lower runs first. owner: who shares the engine fairly with other owners. cache_namespace: prefixes are
+    shared within one namespace only.
     """
 
     model: str
     prompt: Prompt
     choices: tuple[SamplingParams, ...]
     priority: int = 0
+    owner: str = ""
     cache_namespace: str = ""
 
 

@@ -1,6 +1,6 @@
 """Continuous batching: which tokens the next step computes, who may run, and who gives way when memory is short.
 
-The oldest work comes first. A step decodes one token of every running sequence whose reader keeps up, then fills its
+The oldest work comes first, where several owners wait the one that has least. A step decodes one token of every running sequence whose reader keeps up, then fills its
 token budget with chunks of prompts. Memory that is short is taken from the newest sequence, which is computed again
 later.
 """
@@ -8,6 +8,7 @@ later.
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from dataclasses import dataclass, field
 
 from engine.kv_cache import KVCache, path_pages
@@ -157,8 +158,8 @@ class Scheduler:
         return num_tokens
 
     def _admit(self) -> Prefill | None:
-        """Start the first waiting prefill if a slot and its pages are to be had; stalled readers make room for it."""
-        prefill = next((p for p in self.waiting if p.sequences[0].has_credit(self._stream_credit)), None)
+        """Start the next waiting prefill if a slot and its pages are to be had; stalled readers make room for it."""
+        prefill = self._next_waiting()
         if prefill is None:
             return None
         while len(self.running) + len(self.prefilling) >= self._max_num_seqs:
@@ -167,9 +168,28 @@ class Scheduler:
         while not self._allocate(prefill):
             if not self._preempt_stalled():
                 return None
-        self.waiting.remove(prefill)
+        position = self.waiting.index(prefill)
+        for overtaken in self.waiting[:position]:
+            overtaken.num_overtaken += 1
+        del self.waiting[position]
         self.prefilling.append(prefill)
         return prefill
+
+    def _next_waiting(self) -> Prefill | None:
+        """Whose turn it is: of the first priority, the owner with the fewest running choices, then the oldest.
+
+        Who has been overtaken as often as there are slots comes first all the same, so that nobody waits for ever.
+        """
+        ready = [p for p in self.waiting if p.sequences[0].has_credit(self._stream_credit)]
+        if not ready:
+            return None
+        priority = ready[0].prompt.order[0]
+        ready = [p for p in ready if p.prompt.order[0] == priority]
+        if (starved := next((p for p in ready if p.num_overtaken >= self._max_num_seqs), None)) is not None:
+            return starved
+        shares = Counter(s.prompt.owner for s in self.running)
+        shares.update(p.prompt.owner for p in self.prefilling)
+        return min(ready, key=lambda p: shares[p.prompt.owner])
 
     def _allocate(self, prefill: Prefill) -> bool:
         """Hold the cached prefix and allocate the rest, leaving a page to grow for each that runs."""

@@ -28,10 +28,12 @@ class UpdateSink(Protocol):
 class PromptState:
     """One prompt of an admitted batch, shared by its choices.
 
-    batch_id: the batch it came with. order: (priority, arrival), smaller runs first and is preempted last.
+    owner: whose turn it is when others wait too. batch_id: the batch it came with. order: (priority, arrival), smaller
+    runs first and is preempted last.
     """
 
     token_ids: tuple[int, ...]
+    owner: str
     namespace: str
     order: tuple[int, int]
     batch_id: int
@@ -105,6 +107,7 @@ class Prefill:
     token_ids: tuple[int, ...]
     sequences: list[Sequence]
     fresh: bool = True
+    num_overtaken: int = 0
     kv: KVPath | None = None
     num_computed: int = 0
 

@@ -178,7 +178,8 @@ class EngineThread:
         prefills = []
         for request, (token_ids, max_tokens) in zip(batch, limits, strict=True):
             order = (request.priority, next(self._arrivals))
-            prompt = PromptState(token_ids, request.cache_namespace, order, batch_id, PromptInfo(len(token_ids)))
+            info = PromptInfo(len(token_ids))
+            prompt = PromptState(token_ids, request.owner, request.cache_namespace, order, batch_id, info)
             sequences = []
             for params, limit in zip(request.choices, max_tokens, strict=True):
                 sequence, stream = self._open_stream(prompt, params, limit)

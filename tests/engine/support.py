@@ -26,8 +26,16 @@ def greedy(max_tokens: int, **options: Any) -> SamplingParams:
     return SamplingParams(seed=0, temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **options)
 
 
-def prefill_of(prompt: list[int], choices: list[SamplingParams], sinks: list[Sink] | None = None) -> Prefill:
-    state = PromptState(tuple(prompt), "", (0, next(_arrivals)), next(_arrivals), PromptInfo(len(prompt)))
+def prefill_of(
+    prompt: list[int],
+    choices: list[SamplingParams],
+    sinks: list[Sink] | None = None,
+    *,
+    owner: str = "",
+    priority: int = 0,
+) -> Prefill:
+    order = (priority, next(_arrivals))
+    state = PromptState(tuple(prompt), owner, "", order, next(_arrivals), PromptInfo(len(prompt)))
     sinks = sinks or [Sink() for _ in choices]
     sequences = [Sequence(state, p, s, p.max_tokens or 16) for p, s in zip(choices, sinks, strict=True)]
     return Prefill(state, state.token_ids, sequences)

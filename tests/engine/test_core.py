@@ -205,6 +205,48 @@ def generate_beside(core: EngineCore, prompt: list[int]) -> list[int]:
     raise AssertionError("a stalled reader blocks the engine")
 
 
+def test_an_owner_that_fills_the_engine_does_not_make_others_wait() -> None:
+    core = core_with(CheckingRunner(num_pages=200), max_num_seqs=4)
+    wide = [prefill_of(prompt_of(40), [greedy(10)] * 32, owner="greedy") for _ in range(3)]
+    core.add(wide)
+    core.step()
+    late = prefill_of(prompt_of(40, 2), [greedy(3)], owner="modest")
+    [sequence] = late.sequences
+    core.add([late])
+    while not any(s.ended for s in core.scheduler.running) and len(core.scheduler.running) == 4:
+        core.step()
+    core.step()
+    assert sequence.output_ids, "the first free slot went to the owner that had all the others"
+    run_to_end(core)
+
+
+def test_a_wide_request_is_not_overtaken_for_ever() -> None:
+    core = core_with(CheckingRunner(num_pages=200), max_num_seqs=2)
+    wide = prefill_of(prompt_of(40), [greedy(20)] * 6, owner="wide")
+    sequences = list(wide.sequences)
+    core.add([wide])
+    for number in range(60):  # every newcomer is an owner that has nothing yet
+        core.add([prefill_of(prompt_of(10, number), [greedy(2)], owner=f"newcomer {number}")])
+        core.step()
+    assert sum(sequence.ended for sequence in sequences) >= 2
+    run_to_end(core)
+
+
+def test_a_better_priority_goes_first() -> None:
+    core = core_with(CheckingRunner(), max_num_seqs=1)
+    slow = [prefill_of(prompt_of(40, seed), [greedy(3)], priority=1) for seed in range(3)]
+    core.add(slow)
+    core.step()
+    urgent = prefill_of(prompt_of(40, 9), [greedy(3)], priority=0)
+    [sequence] = urgent.sequences
+    last = slow[-1].sequences[0]
+    core.add([urgent])
+    while not sequence.ended:
+        core.step()
+    assert not last.output_ids
+    run_to_end(core)
+
+
 def test_stop_tokens_and_min_tokens() -> None:
     prompt = prompt_of(50)
     answer = expected(prompt, 12)
