@@ -100,7 +100,8 @@ def _hypercorn_config(settings: Settings, listener: int) -> Config:
     config.keep_alive_timeout = settings.keep_alive_seconds
     config.graceful_timeout = settings.drain_seconds + GRACE_SECONDS
     config.include_server_header = False
-    config.errorlog = logging.getLogger("hypercorn.error")
+    config.errorlog = logging.getLogger("chorus.hypercorn")
+    config.errorlog.setLevel(logging.WARNING)  # the address is told already
     return config
 
 
@@ -117,6 +118,28 @@ def _end_now(status: int) -> None:
     os._exit(status)
 
 
+def run(launcher: Launcher) -> int:
+    """Serve until the end; returns the exit status."""
+    settings = launcher.services.settings
+    try:
+        listener = _listen(settings)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (while")[0]
+        print(f"chorus: cannot listen on {settings.host}:{settings.port}: {reason}", file=sys.stderr)
+        return 1
+    host, port = listener.getsockname()[:2]
+    print(f"chorus: listening on http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
+    anyio.run(
+        launcher.serve,
+        listener.detach(),
+        backend="trio" if settings.worker == "trio" else "asyncio",
+        backend_options={"use_uvloop": True} if settings.worker == "uvloop" else {},
+    )
+    if launcher.services.tokenizer is None:
+        _end_now(launcher.status)  # the engine's thread may still be loading, and nothing can interrupt it
+    return launcher.status
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m service",
@@ -129,27 +152,7 @@ def main() -> int:
 
     from service.app import app  # reads the settings
 
-    launcher = Launcher(app)
-    settings = launcher.services.settings
-    try:
-        listener = _listen(settings)
-    except OSError as error:
-        print(
-            f"chorus: cannot listen on {settings.host}:{settings.port}: {str(error.strerror).partition(' (while')[0]}",
-            file=sys.stderr,
-        )
-        return 1
-    host, port = listener.getsockname()[:2]
-    print(f"chorus: listening on http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr)
-    anyio.run(
-        launcher.serve,
-        listener.detach(),
-        backend="trio" if settings.worker == "trio" else "asyncio",
-        backend_options={"use_uvloop": True} if settings.worker == "uvloop" else {},
-    )
-    if launcher.services.tokenizer is None:
-        _end_now(launcher.status)  # the engine's thread may still be loading, and nothing can interrupt it
-    return launcher.status
+    return run(Launcher(app))
 
 
 if __name__ == "__main__":

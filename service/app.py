@@ -80,7 +80,7 @@ async def _prepare_process(app: Litestar) -> AsyncIterator[None]:
     yield
 
 
-async def _end_process() -> None:
+async def end_process() -> None:
     """Plain hypercorn would serve errors for ever after a death, and start a child that ends with 0 again."""
     await anyio.sleep(LAST_WORDS_SECONDS)
     logging.shutdown()
@@ -89,7 +89,7 @@ async def _end_process() -> None:
 
 def _app_from_environment() -> Litestar:
     try:
-        return create_app(read_settings(), on_death=_end_process, before=[_prepare_process])
+        return create_app(read_settings(), on_death=end_process, before=[_prepare_process])
     except SettingsError as error:
         sys.stderr.write(f"chorus: {error}\n")
         sys.exit(2)

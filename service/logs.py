@@ -31,10 +31,10 @@ def log_event(logger: logging.Logger, event: str, **fields: object) -> None:
 
 
 def configure_logging(level: str) -> None:
-    """For the process: our loggers at `level`, everybody else's at warning."""
+    """For the process: lines of ours. The root is left alone: hypercorn's own loggers write by themselves."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(logging.WARNING)
-    logging.getLogger("chorus").setLevel(level.upper())
+    ours = logging.getLogger("chorus")
+    ours.handlers = [handler]
+    ours.propagate = False
+    ours.setLevel(level.upper())
