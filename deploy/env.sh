@@ -26,7 +26,7 @@ fingerprint() {
   { printf '%s\n' "$root"
     cksum "$root/constraints.txt" "$root/pyproject.toml" "$root/deploy/env.sh"
     [ ! -d "$root/engine/native" ] ||
-      find "$root/engine/native" -type f \( -name '*.c*' -o -name '*.h*' \) -print0 | sort -z | xargs -0 cksum
+      find "$root/engine/native" -type f \( -name '*.cpp' -o -name '*.h' \) -print0 | sort -z | xargs -0 cksum
   } | cksum
 }
 
