@@ -16,7 +16,8 @@ class EngineConfig:
 
     dtype: auto (bfloat16 where the processor is fast at it, else float32), float32, bfloat16, float16.
     runner: auto, native or torch. max_model_len: None for the model's own. kv_cache_bytes: None for a share of memory.
-    max_queued_seqs: choices that may wait beyond those that run. stream_credit: updates a reader may be behind.
+    max_queued_seqs: choices that may wait beyond those that run. max_queued_tokens: prompt tokens of all that is
+    admitted. stream_credit: updates a reader may be behind.
     """
 
     model: str | None = None
@@ -30,6 +31,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
     max_queued_seqs: int = 512
+    max_queued_tokens: int = 262_144
     kv_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
     stream_credit: int = 64

@@ -34,6 +34,7 @@ from engine.api import (
     Request,
     RequestTooLarge,
     SamplingParams,
+    StepRecord,
     Submission,
     TokenLogprobs,
     TokenPrompt,
@@ -228,6 +229,9 @@ class FakeEngine:
             for choice in choices:
                 await choice.stream.aclose()
 
+    def last_steps(self) -> Sequence[StepRecord]:
+        return []
+
     def health(self) -> EngineHealth:
         held = sum(choice.num_pages for choice in self._running)
         busy = bool(self._running or self._waiting)
@@ -283,7 +287,7 @@ class FakeEngine:
 
     def _check(self, request: Request) -> None:
         if not isinstance(request.prompt, TokenPrompt):
-            raise UnsupportedByEngine(Capability.TOKENS_IN)
+            raise UnsupportedByEngine(Capability.TEXT_IN)
         token_ids = request.prompt.token_ids
         if not token_ids or any(not 0 <= token_id < VOCAB_SIZE for token_id in token_ids):
             raise RequestTooLarge(f"a prompt has at least one token id, all in [0, {VOCAB_SIZE})", "prompt")

@@ -21,6 +21,7 @@ import anyio
 from anyio.abc import TaskStatus
 from anyio.lowlevel import current_token
 
+from engine.admission import Admission, token_limits
 from engine.api import (
     Capability,
     EndReason,
@@ -28,15 +29,12 @@ from engine.api import (
     EngineHealth,
     EngineInfo,
     EngineNotReady,
-    EngineOverloaded,
     EngineState,
     PromptInfo,
     Request,
-    RequestTooLarge,
     SamplingParams,
+    StepRecord,
     Submission,
-    TokenPrompt,
-    UnsupportedByEngine,
 )
 from engine.config import EngineConfig, ModelLoadError
 from engine.core import EngineCore
@@ -79,6 +77,8 @@ class EngineThread:
     def __init__(self, config: EngineConfig, load: Callable[[EngineConfig], ModelRunner]) -> None:
         self._config = config
         self._load = load
+        self._admission = Admission(config)
+        self._core: EngineCore | None = None
         self._info = EngineInfo(config.served_model_name, "loading", _CAPABILITIES, max_num_seqs=config.max_num_seqs)
         self._health = EngineHealth(EngineState.LOADING, "the model is being loaded")
         self._state = EngineState.LOADING
@@ -138,7 +138,9 @@ class EngineThread:
         def count_down() -> None:
             nonlocal live
             live -= 1
+            self._admission.end_choice()
             if live == 0:
+                self._admission.end_batch(sum(len(prefill.token_ids) for prefill in prefills))
                 released.set()
 
         for stream in streams.values():
@@ -161,18 +163,16 @@ class EngineThread:
         waiting = max(0, len(self._streams) - self._health.num_running)
         return replace(self._health, state=self._state, reason=self._reason, last_step_age=age, num_waiting=waiting)
 
+    def last_steps(self) -> Sequence[StepRecord]:
+        return [] if self._core is None else list(self._core.steps)
+
     def _admit(self, batch: Sequence[Request]) -> tuple[dict[EngineSequence, BufferedChoiceStream], list[Prefill]]:
         """Check and book the whole batch, or raise with nothing booked."""
         self._raise_if_dead()
         if self._state is not EngineState.READY:
             raise EngineNotReady(self._reason or "the engine is not ready", retry_after=5.0)
-        num_choices = sum(len(request.choices) for request in batch)
-        room = self._config.max_num_seqs + self._config.max_queued_seqs
-        if num_choices > room:
-            raise RequestTooLarge(f"{num_choices} choices were asked for; this server admits at most {room}", "n")
-        limits = [self._check(request) for request in batch]
-        if len(self._streams) + num_choices > room:
-            raise EngineOverloaded("the queue is full, try again later")
+        limits = [token_limits(request, self._info) for request in batch]
+        self._admission.book(sum(len(max_tokens) for _, max_tokens in limits), sum(len(ids) for ids, _ in limits))
         batch_id = next(self._arrivals)
         streams: dict[EngineSequence, BufferedChoiceStream] = {}
         prefills = []
@@ -199,22 +199,6 @@ class EngineThread:
     def _on_taken(self) -> None:
         if self._is_stalled:
             self._inbox.put(_WAKE)
-
-    def _check(self, request: Request) -> tuple[tuple[int, ...], list[int]]:
-        """The prompt's tokens and each choice's own limit of new tokens."""
-        if not isinstance(request.prompt, TokenPrompt):
-            raise UnsupportedByEngine(Capability.TOKENS_IN)
-        token_ids, limit = request.prompt.token_ids, self._info.max_model_len
-        if not token_ids:
-            raise RequestTooLarge("the prompt has no tokens", "prompt")
-        if any(not 0 <= token_id < self._info.vocab_size for token_id in token_ids):
-            raise RequestTooLarge(f"token ids must lie in [0, {self._info.vocab_size})", "prompt")
-        room = limit - len(token_ids)
-        max_tokens = [room if p.max_tokens is None else p.max_tokens for p in request.choices]
-        if room < 1 or max(max_tokens) > room:
-            message = f"{len(token_ids)} prompt tokens and {max(max_tokens)} new ones exceed this model's {limit}"
-            raise RequestTooLarge(message, "max_tokens" if room >= 1 else "prompt")
-        return token_ids, max_tokens
 
     def _raise_if_dead(self) -> None:
         if self._state is EngineState.DEAD:
@@ -250,8 +234,8 @@ class EngineThread:
         reason: str | None = None
         try:
             runner = self._load(self._config)
-            core = EngineCore(self._config, runner)
-            self._publish(core, num_steps=0)
+            core = self._core = EngineCore(self._config, runner)
+            self._publish(core)
             self._call_loop(self._on_loaded, self._loaded_info(runner))
             self._loop(core)
         except ModelLoadError as error:
@@ -274,23 +258,17 @@ class EngineThread:
         )
 
     def _loop(self, core: EngineCore) -> None:
-        step_seconds = 0.0
-        num_steps = 0
         runnable = False
         while True:
             messages = self._receive_all(wait=not runnable)
             updates: list[Update] = []
             stopping = self._handle(core, messages, updates)
-            started = time.monotonic()
-            self._progress = started if core.has_work else None
+            self._progress = time.monotonic() if core.has_work else None
             made = None if stopping else self._step(core)
-            if made is not None:
-                num_steps += 1
-                step_seconds += time.monotonic() - started
-                updates += made
+            updates += made or []
             runnable = made is not None
             self._progress = time.monotonic() if runnable and core.has_work else None
-            self._publish(core, num_steps, step_seconds)
+            self._publish(core)
             if updates:
                 self._call_loop(self._deliver, updates)
             if stopping:
@@ -325,7 +303,7 @@ class EngineThread:
                 return True
         return False
 
-    def _publish(self, core: EngineCore, num_steps: int, step_seconds: float = 0.0) -> None:
+    def _publish(self, core: EngineCore) -> None:
         cache = core.cache
         self._health = EngineHealth(
             EngineState.READY,
@@ -333,8 +311,8 @@ class EngineThread:
             pages_free=cache.num_free,
             pages_cached=cache.num_cached,
             pages_held=cache.num_held,
-            num_steps=num_steps,
-            step_seconds_sum=step_seconds,
+            num_steps=core.num_steps,
+            step_seconds_sum=core.step_seconds,
             prompt_tokens=core.num_prompt_tokens,
             generation_tokens=core.num_generation_tokens,
         )

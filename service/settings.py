@@ -16,6 +16,9 @@ PREFIX = "CHORUS_"
 RESERVED = ("CHORUS_API_KEYS_FILE", "CHORUS_METRICS_COMPAT", "CHORUS_UPSTREAM_API_KEY", "CHORUS_UPSTREAM_URLS")
 """Names of things that are not here yet: setting one is an error, for nobody should believe that it works."""
 
+INSTALL_VARIABLES = ("CHORUS_TORCH_INDEX",)
+"""Read by the scripts in deploy/, not here."""
+
 LIBRARY_DEFAULTS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",  # its thread pool competes with the engine's threads
@@ -128,6 +131,12 @@ class Settings:
     max_num_seqs: int = _setting(_DEFAULTS.max_num_seqs, _integer(1), "choices that run at once")
     max_num_batched_tokens: int = _setting(_DEFAULTS.max_num_batched_tokens, _integer(1), "tokens in one engine step")
     max_queued_seqs: int = _setting(_DEFAULTS.max_queued_seqs, _integer(0), "choices that may wait; beyond it 429")
+    max_queued_tokens: int = _setting(
+        _DEFAULTS.max_queued_tokens, _integer(1), "prompt tokens of all requests that run or wait; beyond it 429"
+    )
+    max_queued_tokens: int = _setting(
+        _DEFAULTS.max_queued_tokens, _integer(1), "prompt tokens of all requests together; beyond it 429"
+    )
     kv_cache_bytes: int | None = _setting(
         _DEFAULTS.kv_cache_bytes, _size, "memory for keys and values", "a share of the memory"
     )
@@ -202,8 +211,8 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     environ = os.environ if environ is None else environ
     known = [_variable(setting) for setting in fields(Settings)]
     warnings = []
-    for name in sorted(environ):
-        if not name.startswith(PREFIX) or name in known or name in RESERVED or _is_service_link(name, environ[name]):
+    for name in sorted(set(environ).difference(known, RESERVED, INSTALL_VARIABLES)):
+        if not name.startswith(PREFIX) or _is_service_link(name, environ[name]):
             continue
         near = difflib.get_close_matches(name, known, n=1)
         warnings.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))

@@ -1,4 +1,4 @@
-"""What only EngineThread promises: faults of its thread, loading, stalls and their wake-ups. The rest is in tests/contract."""
+"""What only EngineThread promises: faults of its thread, loading, stalls. The rest is in tests/contract."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from engine.api import (
     EndReason,
     EngineDead,
     EngineNotReady,
+    EngineOverloaded,
     EngineState,
     Request,
     RequestTooLarge,
@@ -169,7 +170,7 @@ async def test_a_stalled_engine_goes_on_when_a_reader_takes_something() -> None:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110 the thread has no event for it
         await anyio.sleep(0.001)
 
 
@@ -194,6 +195,27 @@ async def test_what_can_never_fit_is_refused_by_its_field() -> None:
             async with engine.submit([Request("m", TextPrompt("hi"), (greedy(1),))]):
                 pass
         assert engine.health().num_waiting == 0, "a refused batch was booked"
+
+
+async def test_the_queue_is_bounded_by_prompt_tokens_and_names_a_wait() -> None:
+    runner = gated()
+    config = EngineConfig(max_queued_tokens=250)
+    async with hosted(EngineThread(config, lambda _: runner)) as engine:
+        await engine.wait_ready()
+        with pytest.raises(RequestTooLarge) as refusal:
+            async with engine.submit([request(prompt=(5,) * 251)]):
+                pass
+        assert refusal.value.param == "prompt"
+        async with engine.submit([request(prompt=(5,) * 200)]) as submission:
+            with pytest.raises(EngineOverloaded) as full:
+                async with engine.submit([request(prompt=(5,) * 51)]):
+                    pass
+            assert 1 <= full.value.retry_after <= 120
+            runner.gate.set()
+            async for _ in submission.choices[0]:
+                pass
+        async with engine.submit([request(prompt=(5,) * 250)]):
+            pass
 
 
 async def test_stop_cancels_what_is_open() -> None:
