@@ -36,6 +36,7 @@ class Capability(StrEnum):
     """What an engine can do; a request that needs what is missing is refused by this name."""
 
     TOKENS_IN = "tokens_in"
+    TEXT_IN = "text_in"
     TOKENS_OUT = "tokens_out"
     PAUSE = "pause"  # a choice whose reader is slow waits without holding up the others
     ATOMIC_ADMISSION = "atomic_admission"
@@ -267,6 +268,22 @@ class EngineHealth:
     generation_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One engine step, for people who want to see why a request was slow.
+
+    segment_rows: how many rows attended to each KV segment (a prompt shared by n choices shows as n).
+    """
+
+    number: int
+    seconds: float
+    num_decode_rows: int
+    num_prefill_rows: int
+    segment_rows: tuple[int, ...]
+    num_running: int
+    num_waiting: int
+
+
 class Engine(Protocol):
     """Implementations: EngineThread (torch, native), FakeEngine; one contract suite runs over all of them."""
 
@@ -300,3 +317,7 @@ class Engine(Protocol):
         ...
 
     def health(self) -> EngineHealth: ...
+
+    def last_steps(self) -> Sequence[StepRecord]:
+        """The most recent steps, oldest first; empty from an engine that does not step by itself."""
+        ...

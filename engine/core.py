@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from engine.api import ChoiceUpdate, EndReason
+import logging
+import time
+from collections import deque
+
+from engine.api import ChoiceUpdate, EndReason, StepRecord
 from engine.config import EngineConfig
 from engine.kv_cache import KVCache
-from engine.plan import ModelRunner, SampledToken
+from engine.plan import ModelRunner, SampledToken, StepPlan
 from engine.planner import build_plan
-from engine.scheduler import Scheduler
+from engine.scheduler import Schedule, Scheduler
 from engine.sequence import Prefill, Sequence, Update
+
+logger = logging.getLogger("chorus.engine")
+
+_NUM_STEPS_KEPT = 256
 
 # Ends after which a choice is a likely start of the next request (the next turn of its chat).
 _WORTH_CACHING = frozenset({EndReason.STOP, EndReason.LENGTH})
@@ -28,6 +36,9 @@ class EngineCore:
         )
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
+        self.num_steps = 0
+        self.step_seconds = 0.0
+        self.steps: deque[StepRecord] = deque(maxlen=_NUM_STEPS_KEPT)
 
     @property
     def has_work(self) -> bool:
@@ -56,13 +67,40 @@ class EngineCore:
         schedule = self.scheduler.schedule()
         if schedule is None:
             return None
+        started = time.monotonic()
         plan, drawn = build_plan(schedule, self.runner.eos_token_ids)
-        sampled = self.runner.execute(plan)
+        try:
+            sampled = self.runner.execute(plan)
+        except MemoryError:
+            logger.exception("a step ran out of memory; its requests fail")
+            return self._fail(schedule)
+        self._record(plan, schedule, time.monotonic() - started)
         self.scheduler.advance(schedule)
         self.num_prompt_tokens += sum(chunk.num_tokens for chunk in schedule.chunks)
         updates = [self._book(sequence, token) for sequence, token in zip(drawn, sampled, strict=True)]
         self._check_idle()
         return updates
+
+    def _fail(self, schedule: Schedule) -> list[Update]:
+        update = ChoiceUpdate(end_reason=EndReason.ERROR, error="the server ran out of memory for this request")
+        updates = [(sequence, update) for sequence in self.scheduler.discard(schedule)]
+        self._check_idle()
+        return updates
+
+    def _record(self, plan: StepPlan, schedule: Schedule, seconds: float) -> None:
+        self.num_steps += 1
+        self.step_seconds += seconds
+        self.steps.append(
+            StepRecord(
+                number=self.num_steps,
+                seconds=seconds,
+                num_decode_rows=len(schedule.decodes),
+                num_prefill_rows=len(plan.token_ids) - len(schedule.decodes),
+                segment_rows=tuple(segment.num_rows for segment in plan.segments),
+                num_running=len(self.scheduler.running),
+                num_waiting=sum(len(prefill.sequences) for prefill in self.scheduler.waiting),
+            )
+        )
 
     def _book(self, sequence: Sequence, token: SampledToken) -> Update:
         if token.token_id < 0:

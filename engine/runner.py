@@ -56,8 +56,19 @@ class TorchRunner:
             device=loaded.device,
         )
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> list[SampledToken]:
+        """Raises MemoryError when the device's memory does not suffice."""
+        try:
+            return self._execute(plan)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
+        except RuntimeError as error:
+            if "can't allocate memory" in str(error):  # torch has no type for it on a CPU
+                raise MemoryError(str(error)) from error
+            raise
+
+    @torch.inference_mode()
+    def _execute(self, plan: StepPlan) -> list[SampledToken]:
         self._attention.plan(plan)
         output = self._model(
             input_ids=torch.tensor([plan.token_ids], device=self._device),

@@ -1,8 +1,8 @@
 """Continuous batching: which tokens the next step computes, who may run, and who gives way when memory is short.
 
-The oldest work comes first, where several owners wait the one that has least. A step decodes one token of every running sequence whose reader keeps up, then fills its
-token budget with chunks of prompts. Memory that is short is taken from the newest sequence, which is computed again
-later.
+The oldest work comes first; where several owners wait, the one that has least. A step decodes one token of every running
+sequence whose reader keeps up, then fills its token budget with chunks of prompts. Memory that is short is taken from the
+newest sequence, which is computed again later.
 """
 
 from __future__ import annotations
@@ -81,6 +81,23 @@ class Scheduler:
             chunk.prefill.num_computed += chunk.num_tokens
             if chunk.starts:
                 self._fork(chunk)
+
+    def discard(self, schedule: Schedule) -> list[Sequence]:
+        """Take all that a failed step was to compute out, and return it; what earlier steps computed stays cached."""
+        for sequence in schedule.decodes:
+            self.end(sequence, keep=False)
+        lost = list(schedule.decodes)
+        for chunk in schedule.chunks:
+            self.cache.free(chunk.fork_pages)
+            for sequence in chunk.starts:
+                self.running.remove(sequence)
+            if chunk.prefill in self.prefilling:
+                self.prefilling.remove(chunk.prefill)
+            self._drop(chunk.prefill)
+            lost += chunk.prefill.sequences
+        for sequence in lost:
+            sequence.ended = True
+        return lost
 
     def end(self, sequence: Sequence, *, keep: bool) -> None:
         """Take a sequence out, wherever it is. keep: leave its whole pages in the cache, for the next turn of that

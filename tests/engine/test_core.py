@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.api import EndReason, SamplingParams
 from engine.core import EngineCore
-from engine.plan import PAGE_SIZE
+from engine.plan import PAGE_SIZE, SampledToken, StepPlan
 from tests.engine.support import (
     CheckingRunner,
     Sink,
@@ -245,6 +245,43 @@ def test_a_better_priority_goes_first() -> None:
         core.step()
     assert not last.output_ids
     run_to_end(core)
+
+
+class FullRunner(CheckingRunner):
+    """Has no memory for more than 100 rows a step."""
+
+    def execute(self, plan: StepPlan) -> list[SampledToken]:
+        if len(plan.token_ids) > 100:
+            raise MemoryError("no room")
+        return super().execute(plan)
+
+
+def test_a_step_without_memory_fails_its_requests_and_no_others() -> None:
+    core = core_with(FullRunner(), max_num_batched_tokens=90)
+    fits = prefill_of(prompt_of(64), [greedy(4)] * 2)
+    sequences = list(fits.sequences)
+    core.add([fits])
+    run_to_end(core)
+    assert [s.output_ids for s in sequences] == [expected(prompt_of(64), 4)] * 2
+    core = core_with(FullRunner(), max_num_batched_tokens=200)
+    core.add([prefill_of(prompt_of(50), [greedy(30)] * 2)])
+    core.step()
+    too_big = prefill_of(prompt_of(150), [greedy(4)] * 3)
+    core.add([too_big])
+    updates = core.step()
+    assert updates is not None and len(updates) == 5
+    assert {update.end_reason for _, update in updates} == {EndReason.ERROR}
+    assert not core.has_work and core.cache.num_held == 0
+    assert generate(core, [prompt_of(64)], [greedy(4)] * 2) == [[expected(prompt_of(64), 4)] * 2]
+
+
+def test_steps_are_recorded_with_the_rows_of_each_segment() -> None:
+    core = core_with(CheckingRunner())
+    generate(core, [prompt_of(300)], [greedy(3)] * 4)
+    first, second, third = core.steps
+    assert (first.num_prefill_rows, first.num_decode_rows, first.segment_rows) == (300, 0, (300,))
+    assert (second.num_prefill_rows, second.num_decode_rows, second.segment_rows) == (0, 4, (4, 1, 1, 1, 1))
+    assert (third.number, third.num_running, third.num_waiting) == (3, 4, 0)
 
 
 def test_stop_tokens_and_min_tokens() -> None:
