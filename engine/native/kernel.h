@@ -28,7 +28,7 @@ struct PanelRun {
     int pairs;
 };
 
-/** out[r][c] for R rows and 32 columns. `prefetch`: memory as large as the panels that is wanted next. */
+/** out[r][c] for R rows and 32 columns. `prefetch`: memory half as large as the panels that is wanted next. */
 template <int R>
 void multiply_rows(RowBlock a, PanelRun b, float* out, std::ptrdiff_t out_stride, const char* prefetch) {
     F16 acc[R][2];

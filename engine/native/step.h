@@ -220,8 +220,9 @@ private:
                 const int first = begin + (end - begin) * block / num_blocks, last = begin + (end - begin) * (block + 1) / num_blocks;
                 for (int i = 0; i < width; ++i) {
                     const bf16* panel = unit_panels + std::size_t(i) * panel_size;
+                    const bf16* next = panel + panel_size + (block == 0 ? 0 : panel_size / 2);
                     multiply(last - first, {a + std::size_t(first) * std::size_t(stride(k)), stride(k)}, {&panel, 1, k / 2},
-                             tile + i * kColumns, width * kColumns, (const char*)(panel + panel_size));
+                             tile + i * kColumns, width * kColumns, (const char*)next);
                 }
                 finish(first, last - first, unit, tile);
             }

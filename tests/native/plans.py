@@ -37,10 +37,11 @@ class Pages:
 
 
 class PlanBuilder:
-    """Adds rows to one plan; `plan` is ready at any time."""
+    """Adds rows to one plan; `plan` is ready at any time. `sources`: the text and the position of each row."""
 
     def __init__(self, pages: Pages) -> None:
         self.plan = StepPlan()
+        self.sources: list[tuple[Text, int]] = []
         self._pages = pages
 
     def add_chunk(self, text: Text, length: int | None = None, draws: int = 1, split_at: int = 0) -> None:
@@ -90,7 +91,13 @@ class PlanBuilder:
             forks.append(Text(list(text.token_ids), text.computed, text.pages[:full] + own, params, text.num_prompt))
         return forks
 
+    def want_all_logits(self) -> None:
+        for row in self.plan.sampling_rows:
+            row.logits_row = self.plan.logit_rows[row.logits_row]
+        self.plan.logit_rows = list(range(len(self.plan.token_ids)))
+
     def _add_rows(self, text: Text, start: int, stop: int) -> None:
+        self.sources += [(text, position) for position in range(start, stop)]
         text.pages += self._pages.take(-(-stop // PAGE_SIZE) - len(text.pages))
         self.plan.token_ids += text.token_ids[start:stop]
         self.plan.positions += range(start, stop)

@@ -1,0 +1,86 @@
+"""Negative controls: each change breaks one rule of attention.h, and the bitwise comparison must notice it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import engine.native
+from engine.native.library import runnable_variants
+from tests.native.bits import NUM_PAGES, Checker, logits_alone
+from tests.native.models import poison, runner_of, tokens
+from tests.native.plans import Pages, PlanBuilder, Text
+
+SOURCES = Path(engine.native.__file__).parent
+PYPROJECT = SOURCES.parent.parent / "pyproject.toml"
+
+MUTANTS = {
+    "reversed fold": (
+        "attention.h",
+        "for (int tile = 0; tile <= positions_[std::size_t(row)] / kTile; ++tile) {",
+        "for (int tile = positions_[std::size_t(row)] / kTile; tile >= 0; --tile) {",
+    ),
+    "other tiles": ("attention.h", "constexpr int kTile = 256;", "constexpr int kTile = 128;"),
+    "running maximum": (
+        "attention.h",
+        "const float max_score = maximum(top);",
+        "static thread_local float most = 0.0f; const float max_score = most = std::max(most, maximum(top));",
+    ),
+    "sums that know their block": (
+        "kernel.h",
+        "acc[r][0] = acc[r][1] = splat(0.0f);",
+        "acc[r][0] = acc[r][1] = splat(R * 1e-6f);",
+    ),
+    "values that are not zeroed": (
+        "step.h",
+        "std::fill(values, values + kPage * s.head_dim, bf16{0});",
+        "(void)values;",
+    ),
+}
+
+
+def compile_library(folder: Path, variant: str) -> Path:
+    """Compile the sources in `folder` as pyproject.toml says for this variant, less optimised."""
+    modules = tomllib.loads(PYPROJECT.read_text())["tool"]["setuptools"]["ext-modules"]
+    flags = next(module["extra-compile-args"] for module in modules if module["name"].endswith(f"._{variant}"))
+    output = folder / "library.so"
+    command = ["g++", *flags, "-O1", "-shared", "-fPIC", "-w", str(folder / "library.cpp"), "-o", str(output)]
+    subprocess.run(command, check=True)
+    return output
+
+
+def is_bitwise(library: Path, variant: str) -> bool:
+    alone = logits_alone(runner_of("llama", num_pages=NUM_PAGES), tokens(560))
+    runner = runner_of("llama", num_pages=NUM_PAGES, library=(variant, library))
+    poison(runner)
+    check = Checker(runner, lambda text: alone)
+    pages = Pages(NUM_PAGES)
+    text = Text(tokens(545))
+    while text.computed < 545:
+        builder = PlanBuilder(pages)
+        builder.add_chunk(text, 109)
+        check.run(builder)
+    while len(text.token_ids) < 560:
+        text.token_ids.append(tokens(560)[len(text.token_ids)])
+        builder = PlanBuilder(pages)
+        builder.add_decodes([text])
+        check.run(builder)
+    return check.same
+
+
+@pytest.mark.skipif(shutil.which("g++") is None or not runnable_variants(), reason="needs g++ and a known processor")
+@pytest.mark.parametrize("mutant", [None, *MUTANTS])
+def test_the_comparison_notices(mutant: str | None, tmp_path: Path) -> None:
+    for source in (*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")):
+        shutil.copy(source, tmp_path)
+    if mutant is not None:
+        name, old, new = MUTANTS[mutant]
+        text = (tmp_path / name).read_text()
+        assert text.count(old) == 1
+        (tmp_path / name).write_text(text.replace(old, new))
+    variant = runnable_variants()[0]
+    assert is_bitwise(compile_library(tmp_path, variant), variant) == (mutant is None)
