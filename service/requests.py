@@ -66,6 +66,7 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, reque
     max_tokens, max_tokens_param = _chat_max_tokens(request)
     messages = render_messages(request.messages)
     _check_sampling(request, max_tokens, num_prompts=1, services=services)
+    _check_num_messages(len(messages), services)
 
     def encode(tokenizer: Tokenizer) -> list[list[int]]:
         try:
@@ -162,6 +163,15 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     if len(prompts) < len(prompt) or len({type(item) for item in prompts}) > 1:
         raise invalid("`prompt` mixes texts, token ids and lists; give one kind.", "prompt")
     return prompts
+
+
+def _check_num_messages(num_messages: int, services: Services) -> None:
+    """A message is a token at least: a hundred thousand of them need no rendering to be too many."""
+    services.check_ready()
+    limit = services.engine.info.max_model_len
+    if num_messages > limit:
+        message = f"This model's context length is {limit} tokens. However, {num_messages} messages were sent."
+        raise invalid(message, "messages", CONTEXT_LENGTH_EXCEEDED)
 
 
 async def _tokens(encode: Callable[[Tokenizer], list[list[int]]], services: Services) -> list[list[int]]:

@@ -134,9 +134,6 @@ class Settings:
     max_queued_tokens: int = _setting(
         _DEFAULTS.max_queued_tokens, _integer(1), "prompt tokens of all requests that run or wait; beyond it 429"
     )
-    max_queued_tokens: int = _setting(
-        _DEFAULTS.max_queued_tokens, _integer(1), "prompt tokens of all requests together; beyond it 429"
-    )
     kv_cache_bytes: int | None = _setting(
         _DEFAULTS.kv_cache_bytes, _size, "memory for keys and values", "a share of the memory"
     )

@@ -227,6 +227,7 @@ def test_without_a_seed_each_request_gets_a_fresh_base(client: Client, engine: R
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls", None),
         ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "unknown_parameter"),
         ({"messages": [*HELLO, {"role": "system", "content": "late"}]}, "messages", None),  # says the template
+        ({"messages": HELLO * 100_000}, "messages", "context_length_exceeded"),
         ({"max_completion_tokens": 2, "max_tokens": 3}, "max_completion_tokens", None),
         ({"max_completion_tokens": 0, "max_tokens": None}, "max_completion_tokens", None),
         ({"max_completion_tokens": 10**9, "max_tokens": None}, "max_completion_tokens", "context_length_exceeded"),

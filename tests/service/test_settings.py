@@ -85,7 +85,9 @@ def test_a_local_model_is_served_under_its_own_name_not_its_path(tmp_path: Path)
 
 
 def test_a_misspelt_variable_is_warned_of_with_the_nearest_name() -> None:
-    (warning,) = unknown_variables({"CHORUS_MAX_NUM_SEQ": "3", "CHORUS_PORT": "1", "PATH": "/"})
+    (warning,) = unknown_variables(
+        {"CHORUS_MAX_NUM_SEQ": "3", "CHORUS_PORT": "1", "CHORUS_TORCH_INDEX": "x", "PATH": "/"}
+    )
     assert "CHORUS_MAX_NUM_SEQ " in warning and "CHORUS_MAX_NUM_SEQS?" in warning
 
 
@@ -115,6 +117,12 @@ def test_the_table_has_one_row_a_setting() -> None:
     rows = settings_table().splitlines()[2:]
     assert len(rows) == len(fields(Settings))
     assert all(row.count("|") == 4 and "None" not in row for row in rows)
+
+
+def test_the_readme_has_the_table() -> None:
+    """To renew it: python -c 'from service.settings import settings_table; print(settings_table())'."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert settings_table() in readme
 
 
 def test_a_bad_value_ends_the_command_with_status_2() -> None:
