@@ -1,0 +1,79 @@
+{{/*
+The server's settings, one to one: server.maxBodyBytes is CHORUS_MAX_BODY_BYTES, engine.maxNumSeqs CHORUS_MAX_NUM_SEQS.
+null leaves a setting to the server's own default. tests/helm holds values.yaml and service/settings.py together.
+*/}}
+{{- define "chorus.settings" -}}
+{{- $settings := dict
+  "CHORUS_ENGINE" .Values.engine.type
+  "CHORUS_DEVICE" .Values.device
+  "CHORUS_CACHE_DIR" .Values.cache.mountPath
+  "CHORUS_SERVED_MODEL_NAME" .Values.model.servedName
+  "CHORUS_MODEL" (include "chorus.modelLocation" .)
+  "CHORUS_METRICS_COMPAT" .Values.monitoring.compat
+  "CHORUS_UPSTREAM_URLS" (join "," .Values.engine.upstream.urls) }}
+{{- if .Values.apiKeys.existingSecret }}
+{{- $_ := set $settings "CHORUS_API_KEYS_FILE" "/etc/chorus/api-keys/keys" }}
+{{- end }}
+{{- range $group := list (omit .Values.engine "type" "upstream") (omit .Values.server "host" "port") }}
+{{- range $name, $value := $group }}
+{{- $_ := set $settings (printf "CHORUS_%s" ($name | snakecase | upper)) (include "chorus.settingValue" $value) }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := $settings }}
+{{- if $value }}
+{{ $name }}: {{ $value | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Numbers of a values file are floats, and large ones would be written as 1e+09. Empty for null. */}}
+{{- define "chorus.settingValue" -}}
+{{- if kindIs "invalid" . }}
+{{- else if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}
+{{- else }}{{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "chorus.modelLocation" -}}
+{{- $model := .Values.model }}
+{{- if has $model.source (list "hub" "download" "newClaim") }}{{ $model.id }}
+{{- else if include "chorus.hasModelVolume" . }}{{ list $model.mountPath $model.path | join "/" | trimSuffix "/" }}
+{{- end }}
+{{- end }}
+
+{{/*
+What service/settings.py reserves but does not serve yet: a pod with it would only end with an error.
+tests/helm holds this list and its RESERVED together.
+*/}}
+{{- define "chorus.reservedSettings" -}}
+CHORUS_API_KEYS_FILE CHORUS_METRICS_COMPAT CHORUS_UPSTREAM_API_KEY CHORUS_UPSTREAM_URLS
+{{- end }}
+
+{{/* Engines that this version's service/backends.py refuses; held together likewise. */}}
+{{- define "chorus.reservedEngines" -}}
+vllm upstream
+{{- end }}
+
+{{/* What the schema cannot say. */}}
+{{- define "chorus.check" -}}
+{{- $reserved := splitList " " (include "chorus.reservedSettings" .) }}
+{{- $used := keys (fromYaml (include "chorus.settings" .)) }}
+{{- if .Values.engine.upstream.apiKeySecret.name }}{{ $used = append $used "CHORUS_UPSTREAM_API_KEY" }}{{ end }}
+{{- range $used | sortAlpha }}
+{{- if has . $reserved }}
+{{- fail (printf "%s is not supported by Chorus %s" . $.Chart.AppVersion) }}
+{{- end }}
+{{- end }}
+{{- if has .Values.engine.type (splitList " " (include "chorus.reservedEngines" .)) }}
+{{- fail (printf "engine.type %s is not supported by Chorus %s" .Values.engine.type .Chart.AppVersion) }}
+{{- end }}
+{{- if and (include "chorus.hasExclusiveClaim" .) (or (gt (int .Values.replicaCount) 1) (ne .Values.autoscaling.type "none")) }}
+{{- fail "model.newClaim.accessMode is ReadWriteOnce, so there can be one pod only: use ReadWriteMany or another model.source" }}
+{{- end }}
+{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
+{{- fail "autoscaling.minReplicas is greater than autoscaling.maxReplicas" }}
+{{- end }}
+{{- if and .Values.monitoring.serviceMonitor.enabled .Values.monitoring.podMonitor.enabled }}
+{{- fail "monitoring.serviceMonitor and monitoring.podMonitor together would count everything twice" }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,93 @@
+"""What would surprise somebody later is refused when the chart is rendered, with the reason."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.config import EngineConfig
+from service.backends import build_engine
+from service.settings import Settings, SettingsError
+from tests.helm.chart import CHART, RenderError, default_values, rendered, schema
+
+REFUSALS = [
+    ('image.tag="latest"', "/image/tag"),
+    ('image.digest="sha256:12"', "/image/digest"),
+    ("replicas=3", "additional properties 'replicas'"),
+    ("engine.maxNumSeq=3", "additional properties 'maxNumSeq'"),
+    ("engine.maxNumSeqs=0", "/engine/maxNumSeqs"),
+    ('engine.maxNumSeqs="many"', "/engine/maxNumSeqs"),
+    ('engine.dtype="int3"', "/engine/dtype"),
+    ('engine.kvCacheBytes="2 gigabytes"', "/engine/kvCacheBytes"),
+    ("engine.releaseTimeout=60", "/engine/releaseTimeout"),
+    ('engine.type="upstream"', "/engine/upstream/urls"),
+    ('engine.upstream.urls=["http://vllm:8000"]', "/engine/upstream/urls"),
+    ('device="tpu"', "/device"),
+    ("server.port=80", "/server/port"),
+    ('model.source="hub"', "/model/id"),
+    ('model={"source": "existingClaim", "existingClaim": "a"}', "/model/servedName"),
+    ('model={"source": "existingClaim", "servedName": "a"}', "/model/existingClaim"),
+    ('model={"source": "hostPath", "hostPath": "models", "servedName": "a"}', "/model/hostPath"),
+    ('model={"source": "hostPath", "hostPath": "/m", "path": "../etc", "servedName": "a"}', "/model/path"),
+    ('model={"source": "image", "image": {"reference": "models:latest"}, "servedName": "a"}', "/model/image/reference"),
+    ('model.newClaim.accessMode="ReadOnlyMany"', "/model/newClaim/accessMode"),
+    ('extraEnv=[{"name": "CHORUS_MAX_N", "value": "3"}]', "/extraEnv/0/name"),
+    ('autoscaling.type="cpu"', "/autoscaling/type"),
+    ("autoscaling.minReplicas=0", "/autoscaling/minReplicas"),
+    ("autoscaling.minReplicas=5", "minReplicas is greater"),
+    ("pdb.maxUnavailable=0", "/pdb/maxUnavailable"),
+    ("terminationGracePeriodSeconds=149", "requests would be cut"),
+    ("server.drainSeconds=-1", "/server/drainSeconds"),
+    ('monitoring={"serviceMonitor": {"enabled": true}, "podMonitor": {"enabled": true}}', "count everything twice"),
+    ('model={"source": "newClaim", "id": "a/b"};replicaCount=2', "one pod only"),
+    ('model={"source": "newClaim", "id": "a/b"};autoscaling.type="hpa"', "one pod only"),
+    ('ingress.annotations={"a": true}', "/ingress/annotations/a"),
+    ('httpRoute.timeout="1 hour"', "/httpRoute/timeout"),
+]
+
+
+@pytest.mark.parametrize(("override", "reason"), REFUSALS)
+def test_refused(override: str, reason: str) -> None:
+    with pytest.raises(RenderError) as refusal:
+        rendered("default", *override.split(";"))
+    assert reason in str(refusal.value)
+
+
+def test_grace_period_that_suffices_is_taken() -> None:
+    rendered("default", "terminationGracePeriodSeconds=150")
+
+
+@pytest.mark.parametrize("engine", schema()["properties"]["engine"]["properties"]["type"]["enum"])
+def test_engines_that_the_server_lacks_are_refused(engine: str) -> None:
+    try:
+        build_engine(Settings(engine=engine))
+        supported = True
+    except SettingsError:
+        supported = False
+    values = {"type": engine, "upstream": {"urls": ["http://vllm:8000"] if engine == "upstream" else []}}
+    try:
+        rendered("default", f"engine={json.dumps(values)}")
+        rendered_too = True
+    except RenderError as refusal:
+        assert "not supported by Chorus" in str(refusal)
+        rendered_too = False
+    assert rendered_too == supported, "see chorus.reservedEngines and reservedSettings in templates/_settings.tpl"
+
+
+def test_refused_values_name_the_reserved_setting() -> None:
+    text = (CHART / "templates/_settings.tpl").read_text()
+    for name, override in (
+        ("CHORUS_API_KEYS_FILE", 'apiKeys.existingSecret="keys"'),
+        ("CHORUS_METRICS_COMPAT", 'monitoring.compat="vllm"'),
+    ):
+        if name in text.split('define "chorus.reservedSettings"')[1].split("end }}")[0]:
+            with pytest.raises(RenderError, match=name):
+                rendered("default", override)
+        else:
+            rendered("default", override)
+
+
+def test_default_of_max_num_seqs_is_above_what_autoscaling_aims_at() -> None:
+    """Or a pod would be full before there is a second one."""
+    assert default_values()["autoscaling"]["targetRunning"] < EngineConfig().max_num_seqs

@@ -1,0 +1,99 @@
+"""values.yaml, its schema and the server's settings say the same. Needs no helm, so `./deploy/test` runs it too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from service import __version__
+from service.settings import RESERVED, Settings
+from tests.helm.chart import CHART, default_values, schema, yaml
+
+ELSEWHERE = {
+    "cache_dir": "cache.mountPath",
+    "device": "device",
+    "engine": "engine.type",
+    "model": "model.source",
+    "served_model_name": "model.servedName",
+}
+"""Settings that are not the value of the same name under engine or server."""
+
+
+def leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield path + key
+
+
+def camel_case(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+@pytest.mark.parametrize("setting", [setting.name for setting in fields(Settings)])
+def test_each_setting_is_one_value(setting: str) -> None:
+    values = default_values()
+    if setting in ELSEWHERE:
+        assert ELSEWHERE[setting] in set(leaves(values))
+        return
+    name = camel_case(setting)
+    groups = [group for group in ("engine", "server") if name in values[group]]
+    assert len(groups) == 1, f"give {setting} a value: add `{name}: null` under server (or engine) in values.yaml"
+    properties = schema()["properties"][groups[0]]["properties"]
+    assert name in properties, f"add {name} to values.schema.json"
+
+
+def test_each_engine_and_server_value_is_a_setting() -> None:
+    names = {camel_case(setting.name) for setting in fields(Settings)}
+    values = default_values()
+    found = {f"{group}.{name}" for group in ("engine", "server") for name in values[group]}
+    assert {path for path in found if path.split(".")[1] not in names} == {"engine.type", "engine.upstream"}
+
+
+def test_chart_refuses_exactly_what_the_server_reserves() -> None:
+    text = (CHART / "templates/_settings.tpl").read_text()
+    block = text.split('{{- define "chorus.reservedSettings" -}}\n')[1].split("\n{{- end }}")[0]
+    assert sorted(block.split()) == sorted(RESERVED)
+
+
+def test_app_version_is_the_servers() -> None:
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == __version__
+
+
+def test_schema_knows_each_value_and_no_other() -> None:
+    def known(node: dict[str, Any], path: str = "") -> Iterator[str]:
+        node = schema()["$defs"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
+        for name, child in node.get("properties", {}).items():
+            yield path + name
+            yield from known(child, f"{path}{name}.")
+
+    allowed = set(known(schema()))
+    missing = {path for path in leaves(default_values()) if not any(path.startswith(name) for name in allowed)}
+    assert not missing
+    used = {".".join(path.split(".")[:depth]) for path in leaves(default_values()) for depth in range(1, 9)}
+    optional = {
+        "global",
+        "resources.claims",
+        "autoscaling.authenticationRef.name",
+        "autoscaling.authenticationRef.kind",
+    }
+    assert allowed - used <= optional
+
+
+def test_schema_is_strict_at_every_level() -> None:
+    def objects(node: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        if isinstance(node, dict):
+            if "properties" in node and node.get("type") == "object":
+                yield path, node
+            for key, child in node.items():
+                yield from objects(child, f"{path}/{key}")
+        elif isinstance(node, list):
+            for child in node:
+                yield from objects(child, path)
+
+    assert not [path for path, node in objects(schema(), "") if node.get("additionalProperties") is not False]
