@@ -62,10 +62,11 @@ class GenerationResponse(ASGIResponse):
         started_at = anyio.current_time()
         outcome: Outcome = "cancelled"
         try:
+            watch = anyio.CancelScope()
             async with anyio.create_task_group() as request:
-                request.start_soon(_cancel_on_disconnect, receive, request.cancel_scope)
+                request.start_soon(_cancel_on_disconnect, receive, request.cancel_scope, watch)
                 try:
-                    await self._respond(send)
+                    await self._respond(send, watch)
                 except Exception as error:
                     self._failure = error
                 outcome = self._outcome()
@@ -80,7 +81,7 @@ class GenerationResponse(ASGIResponse):
         self._has_started = True
         await super().start_response(send)
 
-    async def _respond(self, send: Send) -> None:
+    async def _respond(self, send: Send, watch: anyio.CancelScope) -> None:
         tokenizer, ping_seconds = self._services.ready_tokenizer(), self._services.settings.ping_seconds
         async with self._services.engine.submit(self._job.batch) as submission:
             self._presenter = PRESENTERS[self._job.kind](self._job, submission.prompts)
@@ -97,6 +98,8 @@ class GenerationResponse(ASGIResponse):
                             await writer.write(batch)
                 except Exception as error:
                     self._failure = error
+            # Hypercorn reports the end of an answer as a disconnect too: it may not cut the last send short.
+            watch.cancel()
             await writer.end(self._failure)
 
     async def _produce(
@@ -231,10 +234,11 @@ class BodyWriter:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
+async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope, watch: anyio.CancelScope) -> None:
+    with watch:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
 
 
 def _sse(data: bytes) -> bytes:
