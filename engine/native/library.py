@@ -8,10 +8,13 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_size
 from functools import cache
 from pathlib import Path
 
+_AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+
 VARIANTS: dict[str, frozenset[str]] = {
-    "avx512_bf16": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx2", "fma", "bmi2"}),
-    "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "bmi2"}),
-    "avx2": frozenset({"avx2", "fma", "bmi2"}),
+    "avx512_bf16": _AVX512 | {"avx512_bf16"},
+    "avx512": _AVX512,
+    "avx2": _AVX2,
 }
 """Name to the processor flags it was compiled for (pyproject.toml holds the compiler's), the fastest first."""
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from engine.native.runner import NativeRunner
 from engine.plan import SampledToken
-from tests.native.models import poison
+from tests.native.models import poison, tokens
 from tests.native.plans import Pages, PlanBuilder, Text
 
 NUM_PAGES = 160
@@ -55,3 +55,21 @@ class Checker:
     def same(self) -> bool:
         assert self.num_compared > 0
         return self.num_different == 0
+
+
+def is_bitwise(runner: NativeRunner, alone: Bits) -> bool:
+    """Whether a text of 560 tokens, in chunks and then token by token, gives the bits that it gave alone."""
+    poison(runner)
+    check = Checker(runner, lambda text: alone)
+    pages = Pages(NUM_PAGES)
+    text = Text(tokens(545))
+    while text.computed < 545:
+        builder = PlanBuilder(pages)
+        builder.add_chunk(text, 109)
+        check.run(builder)
+    while len(text.token_ids) < 560:
+        text.token_ids.append(tokens(560)[len(text.token_ids)])
+        builder = PlanBuilder(pages)
+        builder.add_decodes([text])
+        check.run(builder)
+    return check.same

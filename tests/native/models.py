@@ -5,6 +5,7 @@ Their weights are whole bfloat16 numbers, so that one and the same torch model s
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,9 @@ def tiny(family: str) -> LoadedModel:
 def runner_of(
     family: str, *, num_pages: int = 160, num_threads: int = 2, library: tuple[str, Path] | None = None
 ) -> NativeRunner:
+    """library: None for the one named by CHORUS_TEST_NATIVE_LIBRARY (tests/native/sanitize), else the installed one."""
+    if library is None and (named := os.environ.get("CHORUS_TEST_NATIVE_LIBRARY")):
+        library = ("under test", Path(named))
     return NativeRunner(tiny(family), num_pages=num_pages, max_model_len=2048, num_threads=num_threads, library=library)
 
 

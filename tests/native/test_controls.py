@@ -11,9 +11,8 @@ import pytest
 
 import engine.native
 from engine.native.library import runnable_variants
-from tests.native.bits import NUM_PAGES, Checker, logits_alone
-from tests.native.models import poison, runner_of, tokens
-from tests.native.plans import Pages, PlanBuilder, Text
+from tests.native.bits import is_bitwise, logits_alone
+from tests.native.models import runner_of, tokens
 
 SOURCES = Path(engine.native.__file__).parent
 PYPROJECT = SOURCES.parent.parent / "pyproject.toml"
@@ -53,25 +52,6 @@ def compile_library(folder: Path, variant: str) -> Path:
     return output
 
 
-def is_bitwise(library: Path, variant: str) -> bool:
-    alone = logits_alone(runner_of("llama", num_pages=NUM_PAGES), tokens(560))
-    runner = runner_of("llama", num_pages=NUM_PAGES, library=(variant, library))
-    poison(runner)
-    check = Checker(runner, lambda text: alone)
-    pages = Pages(NUM_PAGES)
-    text = Text(tokens(545))
-    while text.computed < 545:
-        builder = PlanBuilder(pages)
-        builder.add_chunk(text, 109)
-        check.run(builder)
-    while len(text.token_ids) < 560:
-        text.token_ids.append(tokens(560)[len(text.token_ids)])
-        builder = PlanBuilder(pages)
-        builder.add_decodes([text])
-        check.run(builder)
-    return check.same
-
-
 @pytest.mark.skipif(shutil.which("g++") is None or not runnable_variants(), reason="needs g++ and a known processor")
 @pytest.mark.parametrize("mutant", [None, *MUTANTS])
 def test_the_comparison_notices(mutant: str | None, tmp_path: Path) -> None:
@@ -83,4 +63,6 @@ def test_the_comparison_notices(mutant: str | None, tmp_path: Path) -> None:
         assert text.count(old) == 1
         (tmp_path / name).write_text(text.replace(old, new))
     variant = runnable_variants()[0]
-    assert is_bitwise(compile_library(tmp_path, variant), variant) == (mutant is None)
+    runner = runner_of("llama", library=(variant, compile_library(tmp_path, variant)))
+    alone = logits_alone(runner_of("llama"), tokens(560))
+    assert is_bitwise(runner, alone) == (mutant is None)
