@@ -188,7 +188,8 @@ class ChoiceUpdate:
 class ChoiceStream(Protocol):
     """One choice as it is made: iterate to its last update; then the iteration ends.
 
-    Iterating raises EngineDead when the engine dies. `abort` and `aclose` are idempotent and never block on the engine.
+    Iterating raises EngineDead when the engine dies, EngineNotReady when it is stopped. `abort` and `aclose` are
+    idempotent and never block on the engine.
     """
 
     def __aiter__(self) -> AsyncIterator[ChoiceUpdate]: ...
@@ -212,11 +213,13 @@ class ChoiceStream(Protocol):
 class PromptInfo:
     """Facts about one admitted prompt; num_cached_tokens is final once its first update has arrived.
 
-    num_tokens: None until the engine knows it (engines that tokenise themselves).
+    num_tokens: None until the engine knows it (engines that tokenise themselves). started_at: when the engine began
+    with it, in seconds of time.monotonic(); None while it waits, or from an engine that does not say.
     """
 
     num_tokens: int | None
     num_cached_tokens: int = 0
+    started_at: float | None = None
     extras: dict[str, object] = field(default_factory=dict)
 
 
@@ -306,7 +309,7 @@ class Engine(Protocol):
         ...
 
     def stop(self) -> None:
-        """End `run` soon; open streams end with CANCELLED."""
+        """End `run` soon; open streams raise EngineNotReady, since their answers are not complete."""
         ...
 
     def submit(self, batch: Sequence[Request]) -> AbstractAsyncContextManager[Submission]:

@@ -56,11 +56,11 @@ class EngineCore:
         self._check_idle()
         return sequence, ChoiceUpdate(end_reason=reason)
 
-    def abort_all(self, reason: EndReason) -> list[Update]:
+    def abort_all(self) -> None:
         scheduler = self.scheduler
         queued = [sequence for prefill in (*scheduler.prefilling, *scheduler.waiting) for sequence in prefill.sequences]
-        updates = [self.abort(sequence, reason) for sequence in (*scheduler.running, *queued)]
-        return [update for update in updates if update is not None]
+        for sequence in (*scheduler.running, *queued):
+            self.abort(sequence, EndReason.CANCELLED)
 
     def step(self) -> list[Update] | None:
         """Run one step and return what it made; None when nothing could run."""

@@ -62,6 +62,10 @@ TokenRule = Callable[[int, int, int], int]
 """(seed, output position, prompt tokens) -> token id; -1 fails the choice, as logits without a finite maximum do."""
 
 
+LogprobRule = Callable[[int, int], float]
+"""(seed, output position) -> what the drawn token's logprob is said to be."""
+
+
 def letter_rule(seed: int, position: int, num_prompt_tokens: int) -> int:
     return ord("a") + (seed + position + num_prompt_tokens) % 26
 
@@ -86,7 +90,7 @@ class _Choice:
     def num_pages(self) -> int:
         return -(-(self.prompt.num_tokens + self.max_tokens) // PAGE_SIZE)
 
-    def make_token(self, rule: TokenRule, eos_token_ids: frozenset[int]) -> ChoiceUpdate:
+    def make_token(self, rule: TokenRule, eos_token_ids: frozenset[int], logprob_rule: LogprobRule) -> ChoiceUpdate:
         params, position = self.params, self.num_made
         token_id = rule(params.seed if params.temperature > 0 else 0, position, self.prompt.num_tokens)
         if token_id < 0:
@@ -102,7 +106,8 @@ class _Choice:
             end_reason = EndReason.LENGTH
         logprobs: tuple[TokenLogprobs, ...] = ()
         if params.logprobs is not None:
-            logprobs = (TokenLogprobs(token_id, 0.0, ((token_id, 0.0),) if params.logprobs else ()),)
+            logprob = logprob_rule(params.seed, position)
+            logprobs = (TokenLogprobs(token_id, logprob, ((token_id, logprob),) if params.logprobs else ()),)
         return ChoiceUpdate((token_id,), logprobs=logprobs, end_reason=end_reason, stop_reason=stop_reason)
 
     def _allowed(self, token_id: int, blocked: set[int]) -> int:
@@ -117,7 +122,9 @@ def _letters_from(token_id: int) -> list[int]:
 
 
 class FakeEngine:
-    """step_seconds: pause between steps. rule: what is drawn. load: awaited before the engine is ready."""
+    """step_seconds: pause between steps. rule: what is drawn, logprob_rule: how likely it is said to have been. load:
+    awaited before the engine is ready.
+    """
 
     def __init__(
         self,
@@ -125,6 +132,7 @@ class FakeEngine:
         *,
         step_seconds: float = 0.0,
         rule: TokenRule = letter_rule,
+        logprob_rule: LogprobRule = lambda seed, position: 0.0,
         load: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._max_model_len = config.max_model_len or MAX_MODEL_LEN
@@ -134,6 +142,7 @@ class FakeEngine:
         self._config = config
         self._step_seconds = step_seconds
         self._rule = rule
+        self._logprob_rule = logprob_rule
         self._load = load
         self._state = EngineState.LOADING
         self._reason: str | None = "the model is loading"
@@ -196,7 +205,8 @@ class FakeEngine:
         self.drain()
         self._stopping = True
         for choice in [*self._running, *self._waiting]:
-            self._end(choice, ChoiceUpdate(end_reason=EndReason.CANCELLED))
+            self._forget(choice)
+            choice.stream.finish(EngineNotReady("the server is shutting down"))
         self._wake()
 
     def fail(self, message: str) -> None:
@@ -335,7 +345,7 @@ class FakeEngine:
         for choice in list(self._running):
             if choice.prompt.num_unfilled == 0 and self._has_credit(choice):
                 progress = True
-                update = choice.make_token(self._rule, self.info.eos_token_ids)
+                update = choice.make_token(self._rule, self.info.eos_token_ids, self._logprob_rule)
                 self._generation_tokens += len(update.token_ids)
                 if update.end_reason is None:
                     choice.stream.deliver(update)
@@ -352,6 +362,8 @@ class FakeEngine:
         if len(self._running) < self._config.max_num_seqs and held + choice.num_pages <= self._num_pages:
             self._waiting.remove(choice)
             self._running.append(choice)
+            if choice.prompt.info.started_at is None:
+                choice.prompt.info.started_at = time.monotonic()
             return True
         stalled = next((other for other in reversed(self._running) if not self._has_credit(other)), None)
         if stalled is not None:

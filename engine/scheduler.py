@@ -1,13 +1,14 @@
 """Continuous batching: which tokens the next step computes, who may run, and who gives way when memory is short.
 
-The oldest work comes first; where several owners wait, the one that has least. A step decodes one token of every running
-sequence whose reader keeps up, then fills its token budget with chunks of prompts. Memory that is short is taken from the
-newest sequence, which is computed again later.
+The oldest work comes first; where several owners wait, the one that has least. A step decodes one token of every
+running sequence whose reader keeps up, then fills its token budget with chunks of prompts. Memory that is short is
+taken from the newest sequence, which is computed again later.
 """
 
 from __future__ import annotations
 
 import bisect
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -222,6 +223,7 @@ class Scheduler:
             batch_id = prefill.prompt.batch_id
             earlier = sum(len(node.pages) for node in leaf.up_to_root() if node.origin != batch_id)
             prefill.prompt.info.num_cached_tokens = earlier * PAGE_SIZE
+            prefill.prompt.info.started_at = time.monotonic()
             prefill.fresh = False
         prefill.kv = KVPath(leaf, shared + pages, len(shared))
         prefill.num_computed = len(shared) * PAGE_SIZE

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import anyio
 
-from engine.api import ChoiceUpdate, EndReason, EngineDead
+from engine.api import ChoiceUpdate, EndReason, EngineError
 
 
 class BufferedChoiceStream:
@@ -23,7 +23,7 @@ class BufferedChoiceStream:
         self._send, self._receive = anyio.create_memory_object_stream[ChoiceUpdate](math.inf)
         self._on_abort = on_abort
         self._on_taken = on_taken
-        self._failure: EngineDead | None = None
+        self._failure: EngineError | None = None
         self.on_end: Callable[[], None] = lambda: None
         self.num_taken = 0
         self.ended = False
@@ -65,7 +65,7 @@ class BufferedChoiceStream:
         if update.end_reason is not None:
             self.finish()
 
-    def finish(self, failure: EngineDead | None = None) -> None:
+    def finish(self, failure: EngineError | None = None) -> None:
         """No more updates come; with a failure the reader gets it after what it has not read yet."""
         if not self.ended:
             self.ended, self._failure = True, failure

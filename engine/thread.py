@@ -224,7 +224,7 @@ class EngineThread:
             self._state, self._reason = EngineState.DEAD, reason
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
-            stream.finish(EngineDead(reason or "the server is shutting down"))
+            stream.finish(EngineNotReady("the server is shutting down") if reason is None else EngineDead(reason))
         self._loaded.set()
         self._finished.set()
 
@@ -291,7 +291,7 @@ class EngineThread:
         return messages
 
     def _handle(self, core: EngineCore, messages: list[object], updates: list[Update]) -> bool:
-        """Do what the loop asks for; True when the engine is to stop (what is open then ends as cancelled)."""
+        """Do what the loop asks for; True when the engine is to stop."""
         for message in messages:
             if isinstance(message, _Submit):
                 core.add(message.prefills)
@@ -299,7 +299,7 @@ class EngineThread:
                 ended = (core.abort(sequence, message.reason) for sequence in message.sequences)
                 updates += [update for update in ended if update is not None]
             elif message is _STOP:
-                updates += core.abort_all(EndReason.CANCELLED)
+                core.abort_all()
                 return True
         return False
 
