@@ -7,6 +7,7 @@ import pytest
 from engine.fake import FakeEngine, letter_rule
 from tests.contract.harness import FAILING_SEED, EngineCase
 from tests.contract.runners import SeededEngine
+from tests.contract.torch_engine import TinyTorchEngine
 
 
 def failing_rule(seed: int, position: int, num_prompt_tokens: int) -> int:
@@ -25,6 +26,7 @@ CASES = [
         has_failing_seed=True,
     ),
     EngineCase("thread", SeededEngine, break_runner, has_failing_seed=True),
+    EngineCase("torch", TinyTorchEngine, break_runner),
 ]
 
 
