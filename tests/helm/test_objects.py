@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,9 +69,12 @@ def test_selector_depends_on_names_alone() -> None:
 def test_ports_resolve(value_set: str) -> None:
     objects = rendered(value_set)
     container_ports = {port["name"]: port["containerPort"] for port in server(objects)["ports"]}
-    assert container_ports == {"http": int(environment(objects)["CHORUS_PORT"])}
-    (service_port,) = only(objects, "Service")["spec"]["ports"]
-    assert service_port["targetPort"] in container_ports
+    assert container_ports["http"] == int(environment(objects)["CHORUS_PORT"])
+    service_port, *others = only(objects, "Service")["spec"]["ports"]
+    assert [port["targetPort"] for port in (service_port, *others)] == list(container_ports)
+    metrics_port = "metrics" if others else "http"
+    if others:
+        assert read_settings(environment(objects)).metrics_bind == ("0.0.0.0", container_ports["metrics"])
     for item in objects:
         spec = item.get("spec", {})
         match item["kind"]:
@@ -87,11 +91,11 @@ def test_ports_resolve(value_set: str) -> None:
                         "port": service_port["port"],
                     }
             case "ServiceMonitor":
-                assert [endpoint["port"] for endpoint in spec["endpoints"]] == [service_port["name"]]
+                assert [endpoint["port"] for endpoint in spec["endpoints"]] == [metrics_port]
             case "PodMonitor":
-                assert [endpoint["port"] for endpoint in spec["podMetricsEndpoints"]] == ["http"]
+                assert [endpoint["port"] for endpoint in spec["podMetricsEndpoints"]] == [metrics_port]
             case "NetworkPolicy":
-                assert [port["port"] for port in spec["ingress"][0]["ports"]] == ["http"]
+                assert [port["port"] for port in spec["ingress"][0]["ports"]] == list(container_ports)
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert server(objects)[probe]["httpGet"]["port"] in container_ports
 
@@ -142,6 +146,13 @@ def test_every_value_reaches_the_server_as_it_was_given() -> None:
         "max_body_bytes": 2**25,
         "body_timeout": 0.5,
         "max_n": 32,
+        "request_timeout": 300.0,
+        "write_timeout": 30.0,
+        "step_timeout": 120.0,
+        "cors_origins": ("https://a.example.com", "https://b.example.com:8443"),
+        "debug": True,
+        "api_keys_file": Path("/etc/chorus/api-keys/keys"),
+        "metrics_bind": ("0.0.0.0", 9100),
         "ping_seconds": 5.0,
         "drain_seconds": 300.0,
         "keep_alive_seconds": 620.0,

@@ -13,9 +13,11 @@ from service.settings import RESERVED, Settings
 from tests.helm.chart import CHART, default_values, schema, yaml
 
 ELSEWHERE = {
+    "api_keys_file": "apiKeys.existingSecret",
     "cache_dir": "cache.mountPath",
     "device": "device",
     "engine": "engine.type",
+    "metrics_bind": "monitoring.port",
     "model": "model.source",
     "served_model_name": "model.servedName",
 }

@@ -166,9 +166,13 @@ capabilities:
   {{- end }}
 {{- end }}
 
+{{- define "chorus.metricsPort" -}}
+{{- ternary "metrics" "http" (not (empty .Values.monitoring.port)) }}
+{{- end }}
+
 {{- define "chorus.metricsAuthorization" -}}
 {{- with .Values.monitoring.apiKeySecret }}
-{{- if .name }}
+{{- if and .name (not $.Values.monitoring.port) }}
 authorization:
   type: Bearer
   credentials:

@@ -14,6 +14,10 @@ null leaves a setting to the server's own default. tests/helm holds values.yaml 
 {{- if .Values.apiKeys.existingSecret }}
 {{- $_ := set $settings "CHORUS_API_KEYS_FILE" "/etc/chorus/api-keys/keys" }}
 {{- end }}
+{{- with .Values.monitoring.port }}
+{{- $host := ternary (printf "[%s]" $.Values.server.host) $.Values.server.host (contains ":" $.Values.server.host) }}
+{{- $_ := set $settings "CHORUS_METRICS_BIND" (printf "%s:%d" $host (int .)) }}
+{{- end }}
 {{- range $group := list (omit .Values.engine "type" "upstream") (omit .Values.server "host" "port") }}
 {{- range $name, $value := $group }}
 {{- $_ := set $settings (printf "CHORUS_%s" ($name | snakecase | upper)) (include "chorus.settingValue" $value) }}
@@ -26,9 +30,10 @@ null leaves a setting to the server's own default. tests/helm holds values.yaml 
 {{- end }}
 {{- end }}
 
-{{/* Numbers of a values file are floats, and large ones would be written as 1e+09. Empty for null. */}}
+{{/* Numbers of a values file are floats, and large ones would be written as 1e+09. Empty for null and an empty list. */}}
 {{- define "chorus.settingValue" -}}
 {{- if kindIs "invalid" . }}
+{{- else if kindIs "slice" . }}{{ join "," . }}
 {{- else if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}
 {{- else }}{{ . }}
 {{- end }}
@@ -46,7 +51,7 @@ What service/settings.py reserves but does not serve yet: a pod with it would on
 tests/helm holds this list and its RESERVED together.
 */}}
 {{- define "chorus.reservedSettings" -}}
-CHORUS_API_KEYS_FILE CHORUS_METRICS_COMPAT CHORUS_UPSTREAM_API_KEY CHORUS_UPSTREAM_URLS
+CHORUS_METRICS_COMPAT CHORUS_UPSTREAM_API_KEY CHORUS_UPSTREAM_URLS
 {{- end }}
 
 {{/* Engines that this version's service/backends.py refuses; held together likewise. */}}
