@@ -1,0 +1,113 @@
+"""The app with faults that a request asks for by its seed, so that a test can break a server from outside.
+
+Run as `python -m tests.e2e.faulty_app` (instead of `python -m service`) or `hypercorn tests.e2e.faulty_app:app`.
+FAULTY_STEP_SECONDS: pause of the fake engine between steps. FAULTY_LOAD_GATE: loading waits until this file exists.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+import service.backends
+from engine.api import Engine
+from engine.config import EngineConfig
+from engine.fake import EOS_TOKEN_ID, FakeEngine, letter_rule
+from engine.plan import SampledToken, StepPlan
+from engine.thread import EngineThread
+from service.settings import Settings
+
+KILL_SEED = 900_001
+"""The engine dies when this choice draws its fourth token."""
+
+FAIL_SEED = 900_002
+"""This choice alone fails then."""
+
+HANG_SEED = 900_003
+"""The torch engine's step never returns then."""
+
+SCRIPT_SEED = 800_000
+SCRIPTS: tuple[bytes, ...] = (
+    "a\U0001f9ea界".encode(),
+    "é\U0001f9ea界 done".encode(),
+    b"\xf0\x9f\xa7ok\xff\xfe!",
+    b"alpha beta gamma " * 8,
+    "界x世界x".encode() * 4,
+    b"short",
+    b"",
+)
+"""What the fake engine writes for seed SCRIPT_SEED + i, then it ends; bytes, a token each."""
+
+FAULT_POSITION = 3
+
+_gate = os.environ.get("FAULTY_LOAD_GATE")
+
+
+def faulty_rule(seed: int, position: int, num_prompt_tokens: int) -> int:
+    if position == FAULT_POSITION and seed == KILL_SEED:
+        raise RuntimeError("killed by a test")
+    if position == FAULT_POSITION and seed == FAIL_SEED:
+        return -1
+    if SCRIPT_SEED <= seed < SCRIPT_SEED + len(SCRIPTS):
+        script = SCRIPTS[seed - SCRIPT_SEED]
+        return script[position] if position < len(script) else EOS_TOKEN_ID
+    return letter_rule(seed, position, num_prompt_tokens)
+
+
+class FaultyRunner:
+    """A model runner that fails where a sampling row asks for it."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def execute(self, plan: StepPlan) -> list[SampledToken]:
+        due = [row.params.seed for row in plan.sampling_rows if len(row.output_ids) == FAULT_POSITION]
+        if KILL_SEED in due:
+            raise RuntimeError("killed by a test")
+        if HANG_SEED in due:
+            while True:
+                time.sleep(60)
+        sampled: list[SampledToken] = self._runner.execute(plan)
+        failing = [row.params.seed == FAIL_SEED and len(row.output_ids) == FAULT_POSITION for row in plan.sampling_rows]
+        return [SampledToken(-1) if fails else token for fails, token in zip(failing, sampled, strict=True)]
+
+
+def _load(config: EngineConfig) -> Any:
+    while _gate is not None and not Path(_gate).exists():
+        time.sleep(0.01)
+    from engine.runner import load_runner
+
+    return FaultyRunner(load_runner(config))
+
+
+async def _wait_for_gate() -> None:
+    while _gate is not None and not await anyio.Path(_gate).exists():  # noqa: ASYNC110 another process makes it
+        await anyio.sleep(0.01)
+
+
+def _build_engine(settings: Settings) -> Engine:
+    config = settings.engine_config()
+    if settings.engine == "torch":
+        return EngineThread(config, _load)
+    step_seconds = float(os.environ.get("FAULTY_STEP_SECONDS", "0"))
+    return FakeEngine(config, step_seconds=step_seconds, rule=faulty_rule, load=_wait_for_gate)
+
+
+service.backends.build_engine = _build_engine
+
+from service.app import app  # noqa: E402 it builds the engine
+
+__all__ = ["app"]
+
+if __name__ == "__main__":
+    from service.__main__ import main
+
+    sys.exit(main())
