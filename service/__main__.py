@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 from hypercorn.config import Config
@@ -21,6 +21,7 @@ from litestar import Litestar
 from service import __version__
 from service.lifespan import Services
 from service.logs import log_event
+from service.metrics import metrics_app
 from service.settings import Settings, settings_table
 
 logger = logging.getLogger("chorus.main")
@@ -42,19 +43,27 @@ class Launcher:
         self._app = app
         self._stopping = anyio.Event()
 
-    async def serve(self, listener: int) -> None:
-        """listener: file descriptor of the listening socket; closed at the end."""
+    async def serve(self, listeners: Sequence[int]) -> None:
+        """File descriptors of listening sockets, closed at the end: the app's, then one for /metrics alone if any."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._watch_signals)
             group.start_soon(self._bound_the_end)
-            group.start_soon(self._run_hypercorn, listener, group.cancel_scope)
+            group.start_soon(self._run_hypercorn, listeners[0], group.cancel_scope)
+            for listener in listeners[1:]:
+                group.start_soon(self._serve_metrics, listener)
 
     async def _run_hypercorn(self, listener: int, scope: anyio.CancelScope) -> None:
         """A task of its own: the TaskGroup of asyncio 3.11, in hypercorn, leaves its task marked as cancelled."""
+        await self._host(self._app, listener)
+        scope.cancel()
+
+    async def _serve_metrics(self, listener: int) -> None:
+        await self._host(metrics_app(self.services.metrics), listener)
+
+    async def _host(self, app: object, listener: int) -> None:
         settings = self.services.settings
         config = _hypercorn_config(settings, listener)
-        await _hypercorn(settings.worker)(self._app, config, shutdown_trigger=self._stopping.wait)
-        scope.cancel()
+        await _hypercorn(settings.worker)(app, config, shutdown_trigger=self._stopping.wait)
 
     async def _on_death(self) -> None:
         self.status = 1
@@ -105,12 +114,38 @@ def _hypercorn_config(settings: Settings, listener: int) -> Config:
     return config
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listen(host: str, port: int, settings: Settings) -> socket.socket:
     """Listening already: who connects before hypercorn accepts only waits. Raises OSError."""
-    family, _, _, _, address = socket.getaddrinfo(
-        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    return socket.create_server(address[:2], family=family, backlog=settings.backlog)
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.create_server(address[:2], family=family, backlog=settings.backlog)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # the kernel drops a connection whose client takes nothing: hypercorn would wait for it, at its end for ever
+        milliseconds = min(max(1, int(settings.write_timeout * 1000)), 2**31 - 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    return listener
+
+
+def _listen_to_all(settings: Settings) -> list[socket.socket]:
+    """The app's address, then the metrics' own where there is one; none of them, and a line, when one is taken."""
+    addresses = [(settings.host, settings.port)]
+    if settings.metrics_bind is not None:
+        addresses.append(settings.metrics_bind)
+    listeners: list[socket.socket] = []
+    for host, port in addresses:
+        try:
+            listeners.append(_listen(host, port, settings))
+        except OSError as error:
+            reason = str(error.strerror).partition(" (while")[0]
+            print(f"chorus: cannot listen on {host}:{port}: {reason}", file=sys.stderr)
+            for listener in listeners:
+                listener.close()
+            return []
+    return listeners
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _end_now(status: int) -> None:
@@ -121,17 +156,15 @@ def _end_now(status: int) -> None:
 def run(launcher: Launcher) -> int:
     """Serve until the end; returns the exit status."""
     settings = launcher.services.settings
-    try:
-        listener = _listen(settings)
-    except OSError as error:
-        reason = str(error.strerror).partition(" (while")[0]
-        print(f"chorus: cannot listen on {settings.host}:{settings.port}: {reason}", file=sys.stderr)
+    listeners = _listen_to_all(settings)
+    if not listeners:
         return 1
-    host, port = listener.getsockname()[:2]
-    print(f"chorus: listening on http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
+    print(f"chorus: listening on {_url(listeners[0])}", file=sys.stderr, flush=True)
+    for listener in listeners[1:]:
+        print(f"chorus: metrics on {_url(listener)}/metrics", file=sys.stderr, flush=True)
     anyio.run(
         launcher.serve,
-        listener.detach(),
+        [listener.detach() for listener in listeners],
         backend="trio" if settings.worker == "trio" else "asyncio",
         backend_options={"use_uvloop": True} if settings.worker == "uvloop" else {},
     )

@@ -10,18 +10,23 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
 from litestar import Litestar
+from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.enums import ScopeType
+from litestar.middleware import AbstractMiddleware
 from litestar.types import Message, Scope
 
 from engine.api import Engine
+from service.auth import KeyFile, KeysError
 from service.backends import build_engine
 from service.controllers.chat import ChatController
 from service.controllers.completions import CompletionsController
 from service.controllers.models import ModelsController
 from service.controllers.ops import OpsController
+from service.controllers.requests import RequestsController
 from service.errors import EXCEPTION_HANDLERS
+from service.gate import Gate
 from service.lifespan import OnDeath, Services, engine_lifespan
 from service.logs import configure_logging, log_event
 from service.metrics import Metrics
@@ -48,25 +53,53 @@ def create_app(
     """
     engine = build_engine(settings) if engine is None else engine
     services = Services(settings=settings, engine=engine, metrics=Metrics(engine), on_death=on_death)
-    return Litestar(
-        route_handlers=[ChatController, CompletionsController, ModelsController, OpsController],
+    keys = _read_keys(settings)
+    app = Litestar(
+        route_handlers=[ChatController, CompletionsController, ModelsController, RequestsController, OpsController],
         dependencies={"services": Provide(lambda: services, sync_to_thread=False)},
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[*before, engine_lifespan(services)],
-        before_send=[_echo_request_id],
+        before_send=[_add_request_id],
         state=State({"services": services}),
+        cors_config=_cors(settings),
         openapi_config=None,
         logging_config=None,
     )
+    outer = app.asgi_handler
+    if isinstance(outer, AbstractMiddleware):  # CORS, which answers preflights: browsers send those without a key
+        outer.app = Gate(outer.app, keys)
+    else:
+        app.asgi_handler = Gate(outer, keys)
+    return app
 
 
-async def _echo_request_id(message: Message, scope: Scope) -> None:
-    """Every answer to a request with an X-Request-Id carries it, errors too."""
+def _read_keys(settings: Settings) -> KeyFile | None:
+    if settings.api_keys_file is None:
+        return None
+    try:
+        return KeyFile(settings.api_keys_file)
+    except KeysError as error:
+        raise SettingsError(f"CHORUS_API_KEYS_FILE: {error}") from None
+
+
+def _cors(settings: Settings) -> CORSConfig | None:
+    if not settings.cors_origins:
+        return None
+    return CORSConfig(
+        allow_origins=list(settings.cors_origins),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["X-Chorus-Response-Id", "X-Request-Id", "Retry-After"],
+    )
+
+
+async def _add_request_id(message: Message, scope: Scope) -> None:
+    """Every answer carries the request's id, errors too."""
     if message["type"] != "http.response.start" or scope["type"] != ScopeType.HTTP:
         return
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), None)
-    if given is not None and not any(name.lower() == b"x-request-id" for name, _ in message["headers"]):
-        message["headers"] = [*message["headers"], (b"x-request-id", given)]
+    request_id = scope["state"].get("request_id")
+    if request_id is not None and not any(name.lower() == b"x-request-id" for name, _ in message["headers"]):
+        message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ from engine.api import (
     RequestTooLarge,
     UnsupportedByEngine,
 )
+from service.logs import log_unexpected
 from service.schemas.common import ErrorDetail, ErrorEnvelope
 
 logger = logging.getLogger("chorus.errors")
@@ -30,6 +31,9 @@ logger = logging.getLogger("chorus.errors")
 INVALID = "invalid_request_error"
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 JSON_CONTENT_TYPE = "application/json"
+MAX_RETRY_SECONDS = 120.0
+NO_RETRY = {"x-should-retry": "false"}
+"""For errors that the SDK takes for passing ones although the same request would fail again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,10 @@ class ErrorInfo:
 
     def encode(self) -> bytes:
         """{"error": {"message", "type", "param", "code"}} as JSON."""
-        detail = ErrorDetail(message=self.message, type=self.type, param=self.param, code=self.code)
-        return msgspec.json.encode(ErrorEnvelope(error=detail))
+        return msgspec.json.encode(ErrorEnvelope(error=self.detail()))
+
+    def detail(self) -> ErrorDetail:
+        return ErrorDetail(message=self.message, type=self.type, param=self.param, code=self.code)
 
 
 class ApiError(Exception):
@@ -64,6 +70,10 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 def model_not_found(model: str) -> ApiError:
     return ApiError(ErrorInfo(404, f"The model `{model}` does not exist.", INVALID, "model", "model_not_found"))
+
+
+def not_found(message: str) -> ApiError:
+    return ApiError(ErrorInfo(404, message, INVALID, code="not_found"))
 
 
 def body_too_large(limit: int) -> ApiError:
@@ -112,10 +122,10 @@ def _engine_error(exc: EngineError) -> ErrorInfo:
     message = str(exc)
     match exc:
         case EngineOverloaded():
-            headers = _retry_after(exc.retry_after)
+            headers = retry_after(exc.retry_after)
             return ErrorInfo(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
         case EngineNotReady():
-            headers = _retry_after(exc.retry_after)
+            headers = retry_after(exc.retry_after)
             return ErrorInfo(503, message, "server_error", code="engine_not_ready", headers=headers)
         case RequestTooLarge():
             code = None if exc.param == "n" else CONTEXT_LENGTH_EXCEEDED
@@ -125,14 +135,16 @@ def _engine_error(exc: EngineError) -> ErrorInfo:
         case UnsupportedByEngine():
             return ErrorInfo(400, message, INVALID, code="unsupported")
         case EngineDead():
-            return ErrorInfo(503, message, "server_error", code="engine_dead")
+            return ErrorInfo(503, message, "server_error", code="engine_dead", headers=NO_RETRY)
         case ChoiceFailed():
-            return ErrorInfo(500, message, "server_error", code="choice_failed")
+            return ErrorInfo(500, message, "server_error", code="choice_failed", headers=NO_RETRY)
     return ErrorInfo(500, message, "server_error")
 
 
-def _retry_after(seconds: float) -> dict[str, str]:
-    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+def retry_after(seconds: float) -> dict[str, str]:
+    """Headers. At least a second, and no more than the two minutes beyond which the SDK gives up."""
+    seconds = min(max(seconds, 1.0), MAX_RETRY_SECONDS)
+    return {"Retry-After": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
 
 
 def _http_error(exc: HTTPException) -> ErrorInfo | None:
@@ -150,7 +162,9 @@ def _answer(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:
         message = f"{request.method} is not allowed on {request.url.path}"
         info = replace(info, message=message, code="method_not_allowed")
     if info.unexpected:
-        logger.error("unexpected error in %s %s", request.method, request.url.path, exc_info=exc)
+        request_id = request.scope["state"].get("request_id")
+        info = replace(info, message=f"{info.message} Its id is {request_id}.")
+        log_unexpected(logger, f"unexpected error in {request.method} {request.url.path}", exc, request_id=request_id)
     return Response(info.encode(), status_code=info.status, headers=dict(info.headers), media_type=JSON_CONTENT_TYPE)
 
 

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
-import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from engine.api import EngineError, Submission
-from service.errors import error_body
+from engine.api import EngineError, Submission, TokenPrompt
+from service.errors import ApiError, error_body
+from service.fan_out import FanOut
 from service.generation import ChoiceEvent, generate
 from service.logs import log_event
 from service.metrics import Outcome
 from service.presenters import PRESENTERS, Presenter
+from service.running import RunningRequest
 from service.tokenizer import Tokenizer
+from service.writers import BodyWriter, StreamWriter, Writer
 
 if TYPE_CHECKING:
+    from service.job import GenerationJob
     from service.lifespan import Services
-    from service.requests import GenerationJob
 
 EVENTS_PER_CHOICE = 4
 """Events that may wait for the writer, per choice; beyond them its stream stays unread, so that the engine waits."""
@@ -31,7 +33,6 @@ CLIENT_GONE = 499
 """Logged as the status of a request whose client left before the headers; nginx's number."""
 
 logger = logging.getLogger("chorus.request")
-encoder = msgspec.json.Encoder()
 
 
 class GenerationResponse(ASGIResponse):
@@ -53,39 +54,53 @@ class GenerationResponse(ASGIResponse):
         super().__init__(media_type="text/event-stream" if job.stream else "application/json", headers=headers)
         self._job = job
         self._services = services
+        self._running = RunningRequest(job, services.settings.write_timeout)
+        self._started_at = anyio.current_time()
         self._presenter: Presenter | None = None
         self._failure: Exception | None = None
         self._first_event_at: float | None = None
         self._has_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started_at = anyio.current_time()
         outcome: Outcome = "cancelled"
+        services, job = self._services, self._job
         try:
-            watch = anyio.CancelScope()
-            async with anyio.create_task_group() as request:
-                request.start_soon(_cancel_on_disconnect, receive, request.cancel_scope, watch)
-                try:
-                    await self._respond(send, watch)
-                except Exception as error:
-                    self._failure = error
-                outcome = self._outcome()
-                request.cancel_scope.cancel()
+            with (
+                services.quotas.running(job.caller, self._num_prompt_tokens),
+                services.running.registered(self._running),
+            ):
+                watch = anyio.CancelScope()
+                async with anyio.create_task_group() as request:
+                    request.start_soon(_cancel_on_disconnect, receive, request.cancel_scope, watch)
+                    self._running.watch(request)
+                    try:
+                        await self._respond(self._running.timed(send), watch)
+                    except Exception as error:
+                        self._failure = error
+                    outcome = self._outcome()
+                    request.cancel_scope.cancel()
+        except ApiError as error:
+            outcome, self._failure = "refused", error
         finally:
-            self._record(outcome, started_at)
+            self._record(outcome)
         if self._failure is not None and not self._has_started:
             # raised here, where no task group wraps it
             raise self._failure
 
-    async def start_response(self, send: Send) -> None:
+    async def _start(self, send: Send, content_length: int | None) -> None:
         self._has_started = True
+        if content_length is not None:
+            self.headers["content-length"] = str(content_length)
         await super().start_response(send)
 
     async def _respond(self, send: Send, watch: anyio.CancelScope) -> None:
-        tokenizer, ping_seconds = self._services.ready_tokenizer(), self._services.settings.ping_seconds
-        async with self._services.engine.submit(self._job.batch) as submission:
-            self._presenter = PRESENTERS[self._job.kind](self._job, submission.prompts)
-            writer: Writer = (StreamWriter if self._job.stream else BodyWriter)(self, self._presenter, send)
+        services, job, running = self._services, self._job, self._running
+        tokenizer = services.ready_tokenizer()
+        async with services.engine.submit(job.batch) as submission:
+            fan_out = FanOut(job, submission.prompts)
+            running.begin(submission, fan_out)
+            self._presenter = PRESENTERS[job.kind](job, submission.prompts, fan_out)
+            writer: Writer = (StreamWriter if job.stream else BodyWriter)(self._start, self._presenter, send)
             await writer.begin()
             sender, receiver = anyio.create_memory_object_stream[ChoiceEvent](
                 EVENTS_PER_CHOICE * len(submission.choices)
@@ -93,20 +108,26 @@ class GenerationResponse(ASGIResponse):
             with receiver:
                 try:
                     async with anyio.create_task_group() as production:
-                        production.start_soon(self._produce, submission, tokenizer, sender)
-                        while (batch := await self._next_batch(receiver, ping_seconds)) is not None:
+                        running.produce_within(production.cancel_scope)
+                        production.start_soon(self._produce, submission, tokenizer, sender, fan_out)
+                        while (batch := await self._next_batch(receiver, services.settings.ping_seconds)) is not None:
                             await writer.write(batch)
                 except Exception as error:
                     self._failure = error
+            self._failure = running.failure or self._failure
             # Hypercorn reports the end of an answer as a disconnect too: it may not cut the last send short.
             watch.cancel()
             await writer.end(self._failure)
 
     async def _produce(
-        self, submission: Submission, tokenizer: Tokenizer, events: MemoryObjectSendStream[ChoiceEvent]
+        self,
+        submission: Submission,
+        tokenizer: Tokenizer,
+        events: MemoryObjectSendStream[ChoiceEvent],
+        fan_out: FanOut,
     ) -> None:
         try:
-            await generate(self._job, submission, tokenizer, events)
+            await generate(self._job, submission, tokenizer, events, fan_out)
         except Exception as error:
             # the writer learns of it at the events' end: cancelled in the middle of a send it could leave half an event
             self._failure = error
@@ -131,22 +152,29 @@ class GenerationResponse(ASGIResponse):
             return batch
         return []
 
+    @property
+    def _num_prompt_tokens(self) -> int:
+        prompts = (request.prompt for request in self._job.batch)
+        return sum(len(prompt.token_ids) for prompt in prompts if isinstance(prompt, TokenPrompt))
+
     def _outcome(self) -> Outcome:
         if self._failure is None:
-            return "ok"
+            return "cancelled" if self._running.was_cancelled else "ok"
         return "refused" if self._presenter is None and isinstance(self._failure, EngineError) else "error"
 
-    def _record(self, outcome: Outcome, started_at: float) -> None:
+    def _record(self, outcome: Outcome) -> None:
         """The metrics and the one log line of this request; it has no text of prompt or answer."""
         job, now = self._job, anyio.current_time()
         usage = None if self._presenter is None else self._presenter.usage()
-        self._services.metrics.record(outcome, 0 if usage is None else len(job.batch) * job.n, usage)
+        self._services.metrics.record(outcome, 0 if usage is None else job.num_choices, usage)
+        self._services.quotas.spend(job.caller, 0 if usage is None else usage.completion_tokens)
         first_event_at = now if self._first_event_at is None else self._first_event_at
         log_event(
             logger,
             "request",
             response_id=job.response_id,
             request_id=job.request_id,
+            key=job.caller.name,
             model=job.model,
             kind=job.kind,
             n=job.n,
@@ -155,14 +183,20 @@ class GenerationResponse(ASGIResponse):
             seed=job.batch[0].choices[0].seed,
             outcome=outcome,
             status=self._logged_status(),
-            error=None if self._failure is None else type(self._failure).__name__,
+            error=self._error_name(),
             prompt_tokens=usage and usage.prompt_tokens,
             completion_tokens=usage and usage.completion_tokens,
             cached_tokens=usage and usage.prompt_tokens_details.cached_tokens,
             # until the engine's first update: waiting and prefill
-            queue_ms=round((first_event_at - started_at) * 1000),
-            total_ms=round((now - started_at) * 1000),
+            queue_ms=round((first_event_at - self._started_at) * 1000),
+            total_ms=round((now - self._started_at) * 1000),
         )
+
+    def _error_name(self) -> str | None:
+        failure = self._failure or self._running.failure
+        if isinstance(failure, ApiError):
+            return failure.info.code
+        return None if failure is None else type(failure).__name__
 
     def _logged_status(self) -> int:
         if self._has_started:
@@ -170,76 +204,8 @@ class GenerationResponse(ASGIResponse):
         return CLIENT_GONE if self._failure is None else error_body(self._failure).status
 
 
-class Writer(Protocol):
-    """begin, write every batch of events, end. failure: what ended the events early."""
-
-    async def begin(self) -> None: ...
-
-    async def write(self, batch: list[ChoiceEvent]) -> None: ...
-
-    async def end(self, failure: Exception | None) -> None: ...
-
-
-class StreamWriter:
-    """Server-sent events; all that waits goes out in one send. A failure is the last event, without [DONE]."""
-
-    def __init__(self, response: GenerationResponse, presenter: Presenter, send: Send) -> None:
-        self._response = response
-        self._presenter = presenter
-        self._send = send
-
-    async def begin(self) -> None:
-        await self._response.start_response(self._send)
-
-    async def write(self, batch: list[ChoiceEvent]) -> None:
-        chunks = [_sse(encoder.encode(chunk)) for event in batch for chunk in self._presenter.chunks(event)]
-        # a comment in times of silence keeps proxies from cutting the stream, and lets a hidden disconnect show
-        body = b"".join(chunks) if batch else b": ping\n\n"
-        if body:
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
-
-    async def end(self, failure: Exception | None) -> None:
-        if failure is None:
-            chunks = [encoder.encode(chunk) for chunk in self._presenter.last_chunks()]
-            body = b"".join(map(_sse, [*chunks, b"[DONE]"]))
-        else:
-            info = error_body(failure)
-            if info.unexpected:
-                logger.error("unexpected error in a stream", exc_info=failure)
-            body = _sse(info.encode())
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-class BodyWriter:
-    """One JSON body, or the failure raised."""
-
-    def __init__(self, response: GenerationResponse, presenter: Presenter, send: Send) -> None:
-        self._response = response
-        self._presenter = presenter
-        self._send = send
-
-    async def begin(self) -> None:
-        """Nothing is sent before the whole is there."""
-
-    async def write(self, batch: list[ChoiceEvent]) -> None:
-        for event in batch:
-            self._presenter.collect(event)
-
-    async def end(self, failure: Exception | None) -> None:
-        if failure is not None:
-            raise failure
-        body = encoder.encode(self._presenter.body())
-        self._response.headers["content-length"] = str(len(body))
-        await self._response.start_response(self._send)
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-
 async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope, watch: anyio.CancelScope) -> None:
     with watch:
         while (await receive())["type"] != "http.disconnect":
             pass
         scope.cancel()
-
-
-def _sse(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"

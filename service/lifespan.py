@@ -13,8 +13,10 @@ from anyio.abc import TaskStatus
 from litestar import Litestar
 
 from engine.api import Engine, EngineDead, EngineNotReady, EngineState
+from service.limits import Quotas
 from service.logs import log_event
 from service.metrics import Metrics
+from service.running import RunningRequests
 from service.settings import Settings
 from service.tokenizer import Tokenizer, load_tokenizer
 
@@ -42,6 +44,8 @@ class Services:
     metrics: Metrics
     tokenizer: Tokenizer | None = None
     tokenizer_limiter: anyio.CapacityLimiter = field(default_factory=_tokenizer_limiter)
+    running: RunningRequests = field(default_factory=RunningRequests)
+    quotas: Quotas = field(default_factory=Quotas)
     failure: str | None = None
     on_death: OnDeath | None = None
     started_at: int = field(default_factory=lambda: int(time.time()))
@@ -53,10 +57,21 @@ class Services:
             return self.failure or health.reason or "the engine has died"
         return self.failure
 
+    def hang(self) -> str | None:
+        """Why the engine counts as hung. A long prefill is many steps, so that it is never the reason."""
+        age = self.engine.health().last_step_age
+        if age is None or age <= self.settings.step_timeout:
+            return None
+        return f"the engine has made no progress for {age:.3g} s"
+
+    def check_live(self) -> None:
+        """Raises EngineDead, with the reason."""
+        if (reason := self.death() or self.hang()) is not None:
+            raise EngineDead(reason)
+
     def check_ready(self) -> None:
         """Raises EngineDead or EngineNotReady, with the reason."""
-        if (death := self.death()) is not None:
-            raise EngineDead(death)
+        self.check_live()
         health = self.engine.health()
         if health.state is not EngineState.READY:
             raise EngineNotReady(health.reason or f"the engine is {health.state.value}")
@@ -78,6 +93,7 @@ def engine_lifespan(services: Services) -> Callable[[Litestar], AbstractAsyncCon
         async with anyio.create_task_group() as group:
             await group.start(_run_engine, services)
             group.start_soon(_load_tokenizer, services)
+            group.start_soon(_watch_engine, services)
             yield
             services.engine.stop()
             group.cancel_scope.cancel()
@@ -117,6 +133,21 @@ async def _load_tokenizer(services: Services) -> None:
         max_model_len=info.max_model_len,
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+async def _watch_engine(services: Services) -> None:
+    """Tell the clients of an engine that hangs: nobody waits for ever. It may come back, and then serves again."""
+    interval = min(1.0, services.settings.step_timeout / 4)
+    was_hung = False
+    while True:
+        await anyio.sleep(interval)
+        hang = services.hang()
+        if hang is not None:
+            if not was_hung:
+                logger.critical("%s", hang)
+            for running in services.running:
+                running.fail(EngineDead(hang))
+        was_hung = hang is not None
 
 
 async def _die(services: Services, reason: str) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
 
 import msgspec
+
+MAX_CAUSES = 8
 
 
 class JsonFormatter(logging.Formatter):
@@ -28,6 +31,19 @@ class JsonFormatter(logging.Formatter):
 def log_event(logger: logging.Logger, event: str, **fields: object) -> None:
     """Write one line at level info. Fields must hold no text of prompts or answers."""
     logger.info(event, extra={"fields": fields})
+
+
+def log_unexpected(logger: logging.Logger, event: str, error: BaseException, **fields: object) -> None:
+    """Write where an error came from, but not what it says: that may quote a prompt."""
+    chain: list[dict[str, object]] = []
+    cause: BaseException | None = error
+    while cause is not None and len(chain) < MAX_CAUSES:
+        frames = [
+            f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(cause.__traceback__)
+        ]
+        chain.append({"type": type(cause).__name__, "frames": frames})
+        cause = cause.__cause__ or cause.__context__
+    logger.error(event, extra={"fields": {**fields, "errors": chain}})
 
 
 def configure_logging(level: str) -> None:

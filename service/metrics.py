@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -79,3 +79,25 @@ class Metrics(Collector):
             "Seconds since the engine last made progress while it has work; 0 without work.",
             value=health.last_step_age or 0.0,
         )
+
+
+def metrics_app(metrics: Metrics) -> Callable[[Any, Any, Any], Awaitable[None]]:
+    """An app that has nothing but GET /metrics, for an address of its own; whoever reaches that needs no key."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+        elif scope["type"] == "http":
+            found = scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD")
+            body = metrics.render() if found else b""
+            headers = [(b"content-type", CONTENT_TYPE_LATEST.encode()), (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": 200 if found else 404, "headers": headers})
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    return app
+
+
+async def _live(receive: Any, send: Any) -> None:
+    for event in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{event}.complete"})

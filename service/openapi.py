@@ -16,18 +16,20 @@ from service.schemas.common import ErrorEnvelope
 from service.schemas.completions import Completion, CompletionRequest
 from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldRule
 from service.schemas.models import ModelCard, ModelList
+from service.schemas.requests import Cancelled, RunningRequestList
 
 ERRORS = {
     400: "The request is malformed or asks for what is not supported; `param` names the field.",
-    404: "No such model or URL.",
+    401: "No known API key came with it.",
+    404: "No such model, URL or running request.",
     405: "The URL does not take this method.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    429: "The queue is full; see Retry-After.",
+    429: "The queue is full, or a limit of the key is reached; see Retry-After.",
     500: "The server had an error.",
-    503: "The model is loading, the server is shutting down, or the engine has died.",
+    503: "The model is loading, the server is shutting down, the engine has died, or a deadline passed in the queue.",
 }
-GENERATION_ERRORS = (400, 404, 413, 415, 429, 500, 503)
+GENERATION_ERRORS = (400, 401, 404, 413, 415, 429, 500, 503)
 
 Json = dict[str, Any]
 
@@ -40,9 +42,10 @@ class _Operation:
     method: str
     summary: str
     answers: Mapping[str, Json]
-    errors: Sequence[int] = (500,)
+    errors: Sequence[int] = (401, 500)
     body: str | None = None
     parameters: Sequence[Json] = ()
+    is_open: bool = False
 
 
 def _ref(name: str) -> Json:
@@ -51,6 +54,20 @@ def _ref(name: str) -> Json:
 
 _STATUS = {"application/json": {"type": "object", "additionalProperties": {"type": "string"}}}
 _MODEL_ID = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
+_RESPONSE_ID = {
+    "name": "response_id",
+    "in": "path",
+    "required": True,
+    "description": "The answer's `id`, also its header X-Chorus-Response-Id.",
+    "schema": {"type": "string"},
+}
+_INDEX = {"name": "index", "in": "path", "required": True, "schema": {"type": "integer"}}
+_TIMEOUT = {
+    "name": "X-Request-Timeout",
+    "in": "header",
+    "description": "Seconds after which the answer ends with what there is.",
+    "schema": {"type": "number", "exclusiveMinimum": 0},
+}
 _REQUEST_ID = {
     "name": "X-Request-Id",
     "in": "header",
@@ -66,7 +83,7 @@ OPERATIONS = (
         {"application/json": _ref("ChatCompletion"), "text/event-stream": _ref("ChatCompletionChunk")},
         GENERATION_ERRORS,
         "ChatCompletionRequest",
-        (_REQUEST_ID,),
+        (_REQUEST_ID, _TIMEOUT),
     ),
     _Operation(
         "/v1/completions",
@@ -75,7 +92,7 @@ OPERATIONS = (
         {"application/json": _ref("Completion"), "text/event-stream": _ref("Completion")},
         GENERATION_ERRORS,
         "CompletionRequest",
-        (_REQUEST_ID,),
+        (_REQUEST_ID, _TIMEOUT),
     ),
     _Operation("/v1/models", "get", "The served model", {"application/json": _ref("ModelList")}),
     _Operation(
@@ -83,14 +100,38 @@ OPERATIONS = (
         "get",
         "One model; ids may contain slashes",
         {"application/json": _ref("ModelCard")},
-        (404, 500),
+        (401, 404, 500),
         parameters=(_MODEL_ID,),
     ),
-    _Operation("/health", "get", "Same as /health/ready", _STATUS, (500, 503)),
-    _Operation("/health/ready", "get", "Whether requests are served now", _STATUS, (500, 503)),
-    _Operation("/health/live", "get", "503 once the engine has died", _STATUS, (500, 503)),
+    _Operation("/v1/requests", "get", "Your requests that run", {"application/json": _ref("RunningRequestList")}),
+    _Operation(
+        "/v1/requests/{response_id}",
+        "delete",
+        "Cancel a request; its client gets what was made",
+        {"application/json": _ref("Cancelled")},
+        (401, 404, 500),
+        parameters=(_RESPONSE_ID,),
+    ),
+    _Operation(
+        "/v1/requests/{response_id}/choices/{index}",
+        "delete",
+        "Cancel one choice of a request",
+        {"application/json": _ref("Cancelled")},
+        (401, 404, 500),
+        parameters=(_RESPONSE_ID, _INDEX),
+    ),
+    _Operation("/health", "get", "Same as /health/ready", _STATUS, (500, 503), is_open=True),
+    _Operation("/health/ready", "get", "Whether requests are served now", _STATUS, (500, 503), is_open=True),
+    _Operation("/health/live", "get", "503 once the engine has died or hangs", _STATUS, (500, 503), is_open=True),
     _Operation("/version", "get", "Version, model and backend", _STATUS),
     _Operation("/metrics", "get", "Prometheus metrics", {"text/plain": {"type": "string"}}),
+    _Operation(
+        "/debug/steps",
+        "get",
+        "The engine's last steps, where debugging is on",
+        {"application/json": {"type": "object"}},
+        (401, 404, 500),
+    ),
     _Operation("/openapi.json", "get", "This description", {"application/json": {"type": "object"}}),
     _Operation("/docs", "get", "This description as a page", {"text/html": {"type": "string"}}),
 )
@@ -103,7 +144,9 @@ def openapi_document() -> Json:
         "openapi": "3.1.0",
         "info": {"title": "Chorus", "version": __version__, "description": "One prompt, n voices."},
         "paths": _paths(),
+        "security": [{"key": []}],
         "components": {
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             "schemas": _schemas(),
             "responses": {
                 str(status): {"description": text, "content": {"application/json": {"schema": _ref("ErrorEnvelope")}}}
@@ -128,6 +171,8 @@ def _describe(operation: _Operation) -> Json:
         "responses": {"200": {"description": "Success", "content": answers}}
         | {str(status): {"$ref": f"#/components/responses/{status}"} for status in operation.errors},
     }
+    if operation.is_open:
+        described["security"] = []
     if operation.parameters:
         described["parameters"] = list(operation.parameters)
     if operation.body is not None:
@@ -147,6 +192,8 @@ def _schemas() -> Json:
         Completion,
         ModelCard,
         ModelList,
+        RunningRequestList,
+        Cancelled,
         ErrorEnvelope,
     )
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")

@@ -7,12 +7,16 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar
 
 import anyio
 
 from engine import api
+from service.auth import ANYONE, Caller
 from service.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, invalid, model_not_found
+from service.fan_out import FanOutRules, fan_out_rules
+from service.job import Arrival, GenerationJob
 from service.lifespan import Services
 from service.messages import render_messages
 from service.schemas.chat import ChatCompletionRequest
@@ -30,26 +34,6 @@ GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationJob:
-    """One HTTP request, checked and tokenised.
-
-    batch: one engine request per prompt; choice i of prompt p has index p * n + i. created: unix seconds.
-    stop: stop strings. request_id: the client's X-Request-Id, echoed.
-    """
-
-    kind: Literal["chat", "completion"]
-    response_id: str
-    created: int
-    model: str
-    batch: tuple[api.Request, ...]
-    n: int
-    stop: tuple[str, ...]
-    stream: bool
-    include_usage: bool
-    request_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Plan:
     """What the two endpoints differ in. *_param: the fields to blame, as the client named them."""
 
@@ -58,14 +42,16 @@ class _Plan:
     prompt_param: Literal["messages", "prompt"]
     max_tokens: int | None
     max_tokens_param: str
+    fan_out: FanOutRules
 
 
-async def prepare_chat(request: ChatCompletionRequest, services: Services, request_id: str | None) -> GenerationJob:
+async def prepare_chat(request: ChatCompletionRequest, services: Services, arrival: Arrival) -> GenerationJob:
     """Raises ApiError (4xx), EngineNotReady and EngineDead."""
     _check_common(request, services, CHAT_FIELDS)
     max_tokens, max_tokens_param = _chat_max_tokens(request)
     messages = render_messages(request.messages)
     _check_sampling(request, max_tokens, num_prompts=1, services=services)
+    fan_out = _fan_out(request, services, arrival.caller)
     _check_num_messages(len(messages), services)
 
     def encode(tokenizer: Tokenizer) -> list[list[int]]:
@@ -74,16 +60,17 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, reque
         except TemplateError as error:
             raise invalid(str(error), "messages") from None
 
-    plan = _Plan("chat", "chatcmpl-", "messages", max_tokens, max_tokens_param)
-    return _job(request, plan, await _tokens(encode, services), services, request_id)
+    plan = _Plan("chat", "chatcmpl-", "messages", max_tokens, max_tokens_param, fan_out)
+    return _job(request, plan, await _tokens(encode, services), services, arrival)
 
 
-async def prepare_completion(request: CompletionRequest, services: Services, request_id: str | None) -> GenerationJob:
+async def prepare_completion(request: CompletionRequest, services: Services, arrival: Arrival) -> GenerationJob:
     """Raises ApiError (4xx), EngineNotReady and EngineDead."""
     _check_common(request, services, COMPLETION_FIELDS)
     max_tokens = _given(request.max_tokens, DEFAULT_COMPLETION_TOKENS)
     prompts = _prompts(request.prompt)
     _check_sampling(request, max_tokens, num_prompts=len(prompts), services=services)
+    fan_out = _fan_out(request, services, arrival.caller)
 
     def encode(tokenizer: Tokenizer) -> list[list[int]]:
         return [
@@ -91,8 +78,8 @@ async def prepare_completion(request: CompletionRequest, services: Services, req
             for prompt in prompts
         ]
 
-    plan = _Plan("completion", "cmpl-", "prompt", max_tokens, "max_tokens")
-    return _job(request, plan, await _tokens(encode, services), services, request_id)
+    plan = _Plan("completion", "cmpl-", "prompt", max_tokens, "max_tokens", fan_out)
+    return _job(request, plan, await _tokens(encode, services), services, arrival)
 
 
 def _given(value: T | None, default: T) -> T:
@@ -145,6 +132,12 @@ def _check_sampling(request: SamplingFields, max_tokens: int | None, num_prompts
         raise invalid(f"`stop` has more than {MAX_STOP_BYTES} bytes.", "stop")
 
 
+def _fan_out(request: SamplingFields, services: Services, caller: Caller) -> FanOutRules:
+    n = _given(request.n, 1)
+    services.quotas.check_n(caller, n)
+    return fan_out_rules(request.fan_out, n, stream=bool(request.stream))
+
+
 def _stop(request: SamplingFields) -> tuple[str, ...]:
     stop = _given(request.stop, [])
     return (stop,) if isinstance(stop, str) else tuple(stop)
@@ -181,25 +174,44 @@ async def _tokens(encode: Callable[[Tokenizer], list[list[int]]], services: Serv
 
 
 def _job(
-    request: SamplingFields, plan: _Plan, prompts: list[list[int]], services: Services, request_id: str | None
+    request: SamplingFields, plan: _Plan, prompts: list[list[int]], services: Services, arrival: Arrival
 ) -> GenerationJob:
-    info = services.engine.info
+    info, caller = services.engine.info, arrival.caller
     for token_ids in prompts:
         _check_prompt(token_ids, plan, info)
         _check_context(len(token_ids), request, plan, info.max_model_len)
-    choices = _choices(request, plan.max_tokens, info.vocab_size)
+    choices = _choices(request, plan, info.vocab_size)
+    engine_request = partial(
+        api.Request,
+        request.model,
+        choices=choices,
+        priority=_priority(request.priority, caller),
+        owner=caller.owner,
+        cache_namespace=caller.owner,
+    )
     return GenerationJob(
         kind=plan.kind,
         response_id=plan.id_prefix + secrets.token_hex(16),
         created=int(time.time()),
         model=request.model,
-        batch=tuple(api.Request(request.model, api.TokenPrompt(tuple(ids)), choices) for ids in prompts),
+        batch=tuple(engine_request(api.TokenPrompt(tuple(ids))) for ids in prompts),
         n=len(choices),
         stop=_stop(request),
         stream=bool(request.stream),
         include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
-        request_id=request_id,
+        request_id=_given(request.request_id, arrival.request_id),
+        fan_out=plan.fan_out,
+        caller=caller,
+        received_at=arrival.received_at,
+        timeout=arrival.timeout_for(request, services.settings),
     )
+
+
+def _priority(wanted: int | None, caller: Caller) -> int:
+    """A key bounds how far its requests can push ahead; where there are no keys nothing does."""
+    if caller is ANYONE:
+        return _given(wanted, 0)
+    return max(_given(wanted, 0), _given(caller.limits.priority, 0))
 
 
 def _check_prompt(token_ids: Sequence[int], plan: _Plan, info: api.EngineInfo) -> None:
@@ -224,7 +236,7 @@ def _check_context(num_tokens: int, request: SamplingFields, plan: _Plan, limit:
     raise invalid(message, param, CONTEXT_LENGTH_EXCEEDED)
 
 
-def _choices(request: SamplingFields, max_tokens: int | None, vocab_size: int) -> tuple[api.SamplingParams, ...]:
+def _choices(request: SamplingFields, plan: _Plan, vocab_size: int) -> tuple[api.SamplingParams, ...]:
     """Choice i draws from seed + i; without a seed all start from one fresh base."""
     stop_token_ids = tuple(_given(request.stop_token_ids, []))
     for token_id in stop_token_ids:
@@ -240,7 +252,7 @@ def _choices(request: SamplingFields, max_tokens: int | None, vocab_size: int) -
             top_p=_given(request.top_p, 1.0),
             top_k=max(0, _given(request.top_k, 0)),
             min_p=_given(request.min_p, 0.0),
-            max_tokens=max_tokens,
+            max_tokens=plan.max_tokens,
             min_tokens=_given(request.min_tokens, 0),
             stop_token_ids=stop_token_ids,
             ignore_eos=_given(request.ignore_eos, False),
@@ -248,6 +260,7 @@ def _choices(request: SamplingFields, max_tokens: int | None, vocab_size: int) -
             presence_penalty=_given(request.presence_penalty, 0.0),
             repetition_penalty=_given(request.repetition_penalty, 1.0),
             logit_bias=logit_bias,
+            logprobs=0 if plan.fan_out.needs_logprobs else None,
         )
         for index in range(_given(request.n, 1))
     )

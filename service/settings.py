@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from engine.config import EngineConfig
 
 PREFIX = "CHORUS_"
-RESERVED = ("CHORUS_API_KEYS_FILE", "CHORUS_METRICS_COMPAT", "CHORUS_UPSTREAM_API_KEY", "CHORUS_UPSTREAM_URLS")
+RESERVED = ("CHORUS_METRICS_COMPAT", "CHORUS_UPSTREAM_API_KEY", "CHORUS_UPSTREAM_URLS")
 """Names of things that are not here yet: setting one is an error, for nobody should believe that it works."""
 
 INSTALL_VARIABLES = ("CHORUS_TORCH_INDEX",)
@@ -91,6 +91,21 @@ def _size(raw: str) -> int:
     return _bounded(int(match[1]) * _UNITS[match[2]], 1, None)
 
 
+def _origins(raw: str) -> tuple[str, ...]:
+    origins = tuple(origin.strip() for origin in raw.split(","))
+    for origin in origins:
+        if not re.fullmatch(r"\*|https?://[^/\s*]+", origin):
+            raise ValueError("expected origins such as https://example.com, or *")
+    return origins
+
+
+def _bind(raw: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]]+)):(\d{1,5})", raw)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError("expected host:port")
+    return match[1] or match[2], int(match[3])
+
+
 def _bounded(value: T, low: float, high: float | None) -> T:
     if value < low or (high is not None and value > high):  # type: ignore[operator]
         raise ValueError(f"expected at least {low}" if high is None else f"expected {low} to {high}")
@@ -154,6 +169,28 @@ class Settings:
     ping_seconds: float = _setting(15.0, _seconds(0.001), "seconds of silence after which a stream sends a comment")
     drain_seconds: float = _setting(30.0, _seconds(0), "seconds that running requests get to finish at SIGTERM")
     keep_alive_seconds: float = _setting(75.0, _seconds(0), "seconds that an idle connection is kept")
+    request_timeout: float = _setting(
+        600.0, _seconds(0.001), "seconds after which an answer ends with what there is; requests may ask for less"
+    )
+    write_timeout: float = _setting(
+        60.0, _seconds(0.001), "seconds for which a client may take nothing of its answer before it is cut off"
+    )
+    step_timeout: float = _setting(
+        60.0, _seconds(0.001), "seconds without progress of the engine after which it counts as hung"
+    )
+    api_keys_file: Path | None = _setting(  # noqa: RUF009
+        None, _path, "file of API keys, one a line: KEY [NAME] [LIMIT=NUMBER ...]; reread when it changes", "no keys"
+    )
+    cors_origins: tuple[str, ...] = _setting(
+        (), _origins, "origins, separated by commas, whose pages may call from a browser; * for all", "none"
+    )
+    metrics_bind: tuple[str, int] | None = _setting(
+        None,
+        _bind,
+        "host:port that alone serves /metrics, without a key (`python -m service` only)",
+        "the main address",
+    )
+    debug: bool = _setting(False, _switch, "serve /debug/steps, the engine's last steps")
     backlog: int = _setting(2048, _integer(1), "connections that may wait to be accepted")
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from litestar import Controller, MediaType, Response, get
 from litestar.di import NamedDependency
+from litestar.exceptions import NotFoundException
 
-from engine.api import EngineDead
 from service import __version__
 from service.lifespan import Services
 from service.openapi import docs_page, openapi_document
@@ -16,8 +16,7 @@ class OpsController(Controller):
 
     @get("/health/live", sync_to_thread=False)
     def live(self, services: NamedDependency[Services]) -> dict[str, str]:
-        if (death := services.death()) is not None:
-            raise EngineDead(death)
+        services.check_live()
         return {"status": "live"}
 
     @get(["/health", "/health/ready"], sync_to_thread=False)
@@ -32,7 +31,15 @@ class OpsController(Controller):
 
     @get("/metrics", sync_to_thread=False)
     def metrics(self, services: NamedDependency[Services]) -> Response[bytes]:
+        if services.settings.metrics_bind is not None:
+            raise NotFoundException
         return Response(services.metrics.render(), media_type=services.metrics.media_type)
+
+    @get("/debug/steps", sync_to_thread=False)
+    def debug_steps(self, services: NamedDependency[Services]) -> dict[str, object]:
+        if not services.settings.debug:
+            raise NotFoundException
+        return {"object": "list", "data": list(services.engine.last_steps())}
 
     @get("/openapi.json", sync_to_thread=False)
     def openapi(self) -> dict[str, object]:

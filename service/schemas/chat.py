@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from service.schemas.common import FinishReason, JsonValue, SamplingFields, StopReason, Usage
+from service.schemas.common import ErrorDetail, FinishReason, JsonValue, SamplingFields, StopReason, Usage
+from service.schemas.fan_out import ChoiceDetails, FanOutResult
 
 
 class TextPart(Struct, tag_field="type", tag="text", kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -111,6 +112,8 @@ class ChatChoice(Struct, kw_only=True, frozen=True):
     logprobs: None = None
     stop_reason: StopReason = UNSET
     end_reason: str | UnsetType = UNSET
+    error: ErrorDetail | UnsetType = UNSET
+    details: ChoiceDetails | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True, frozen=True):
@@ -120,6 +123,7 @@ class ChatCompletion(Struct, kw_only=True, frozen=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    fan_out: FanOutResult | UnsetType = UNSET
 
 
 class ChatDelta(Struct, kw_only=True, frozen=True):
@@ -137,10 +141,14 @@ class ChatChunkChoice(Struct, kw_only=True, frozen=True):
     logprobs: None = None
     stop_reason: StopReason = UNSET
     end_reason: str | UnsetType = UNSET
+    error: ErrorDetail | UnsetType = UNSET
+    details: ChoiceDetails | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Struct, kw_only=True, frozen=True):
-    """usage: absent unless asked for; then null on every chunk but the last, whose choices are []."""
+    """usage: absent unless asked for; then null on every chunk but the last, whose choices are []. fan_out: on the
+    very last chunk only.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -148,3 +156,4 @@ class ChatCompletionChunk(Struct, kw_only=True, frozen=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    fan_out: FanOutResult | UnsetType = UNSET

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, UnsetType
 
+from service.schemas.fan_out import FanOutOptions
+
 FinishReason = Literal["stop", "length"]
 
 StopReason = int | str | UnsetType | None
@@ -45,6 +47,10 @@ class SamplingFields(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     logit_bias: dict[str, LogitBias] | None = None
     user: str | None = None
+    fan_out: FanOutOptions | None = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None
+    request_id: Annotated[str, Meta(pattern="^[ -~]{1,256}$")] | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
 
 
 class PromptTokensDetails(Struct, kw_only=True, frozen=True):

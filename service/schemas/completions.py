@@ -6,7 +6,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from service.schemas.common import FinishReason, SamplingFields, StopReason, Usage
+from service.schemas.common import ErrorDetail, FinishReason, SamplingFields, StopReason, Usage
+from service.schemas.fan_out import ChoiceDetails, FanOutResult
 
 
 class CompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -29,6 +30,8 @@ class CompletionChoice(Struct, kw_only=True, frozen=True):
     logprobs: None = None
     stop_reason: StopReason = UNSET
     end_reason: str | UnsetType = UNSET
+    error: ErrorDetail | UnsetType = UNSET
+    details: ChoiceDetails | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True, frozen=True):
@@ -40,3 +43,4 @@ class Completion(Struct, kw_only=True, frozen=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    fan_out: FanOutResult | UnsetType = UNSET

@@ -60,6 +60,20 @@ _SHARED: dict[str, FieldRule] = {
     "repetition_penalty": _honoured("extension: 0.01 to 10, counts the prompt too"),
     "logit_bias": _honoured("token id to a bias of -100 to 100"),
     "user": _no_op("nothing is kept about users"),
+    "timeout": _honoured("extension: seconds until the answer ends with what there is (`end_reason: deadline`)"),
+    "request_id": _honoured("extension: echoed as X-Request-Id, listed and logged; never a key to anything"),
+    "priority": _honoured("extension: smaller runs first; where keys are set, not below the key's own"),
+    "fan_out": _honoured("extension: steers the choices of one request while they run"),
+    "fan_out.on_error": _honoured("`fail`: a failing choice fails the request; `isolate`: it ends alone"),
+    "fan_out.stop_after": _honoured("once so many choices of a prompt have ended by themselves the rest is cancelled"),
+    "fan_out.keep_unfinished": _honoured("false leaves out what was cancelled; not streamed"),
+    "fan_out.rank_by": _honoured("`logprob`: best first by mean logprob; not streamed"),
+    "fan_out.keep": _honoured("the best so many of each prompt; with `rank_by`"),
+    "fan_out.agree": _honoured("once so many choices of a prompt give the same answer the rest is cancelled"),
+    "fan_out.agree.on": _honoured("`text`: all of it; `json_pointer`: a value in it; `regex`: first group of a match"),
+    "fan_out.agree.value": _honoured("the JSON pointer (RFC 6901) or the regex (RE2)"),
+    "fan_out.agree.count": _honoured("how many must agree"),
+    "fan_out.details": _honoured("adds seed, cached tokens, times and mean logprob to each choice"),
 }
 
 _NAME = _honoured("given to the chat template")

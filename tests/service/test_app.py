@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 import tomllib
@@ -140,9 +141,13 @@ def test_an_unexpected_error_is_logged_and_says_nothing(
     with serving() as client:
         services = client.app.state.services
         monkeypatch.setattr(services.tokenizer, "render_chat", lambda messages: 1 / 0)
-        error = check_error(client.post(CHAT, json=BODY), 500)
+        response = client.post(CHAT, json=BODY)
+        error = check_error(response, 500)
         assert error["type"] == "server_error" and "division" not in error["message"]
-        assert any(record.exc_info for record in caplog.records)
+        assert response.headers["x-request-id"] in error["message"]
+        (line,) = [record.__dict__["fields"] for record in caplog.records if record.name == "chorus.errors"]
+        assert line["request_id"] == response.headers["x-request-id"]
+        assert line["errors"][0]["type"] == "ZeroDivisionError" and "test_app.py" in line["errors"][0]["frames"][-1]
         monkeypatch.undo()
         assert client.post(CHAT, json=BODY).status_code == 200
 
@@ -157,8 +162,12 @@ def test_the_request_id_is_echoed_on_answers_and_errors() -> None:
             client.get("/health", headers=headers),
         ):
             assert response.headers.get_list("x-request-id") == ["abc-1"]
-        assert "x-request-id" not in client.post(CHAT, json=BODY).headers
-        check_error(client.post(CHAT, json=BODY, headers={"x-request-id": "x" * 257}), 400)
+        own = client.post(CHAT, json=BODY | {"request_id": "mine"}, headers=headers)
+        assert own.headers.get_list("x-request-id") == ["mine"]
+        fresh = {client.post(CHAT, json=BODY).headers["x-request-id"] for _ in range(2)}
+        assert len(fresh) == 2
+        check_error(client.post(CHAT, json=BODY, headers={"x-request-id": "x" * 257}), 400, "X-Request-Id")
+        check_error(client.post(CHAT, json=BODY | {"request_id": "a\nb"}), 400, "request_id")
 
 
 def metrics(client: httpx.Client) -> dict[str, float]:
@@ -215,7 +224,7 @@ def test_metrics_have_the_promised_names() -> None:
 
 def test_the_description_has_every_route_and_no_other() -> None:
     routes = {
-        (route.path_format.replace("{model_id:path}", "{model_id}"), method.lower())
+        (re.sub(r":\w+}", "}", route.path_format), method.lower())
         for route in create_app(SETTINGS).routes
         if isinstance(route, HTTPRoute)
         for method in route.methods - {"OPTIONS"}

@@ -30,9 +30,9 @@ from engine.api import (
 from engine.config import EngineConfig
 from engine.fake import FakeEngine
 from service.event_stream import GenerationResponse
+from service.job import GenerationJob
 from service.lifespan import Services
 from service.metrics import Metrics
-from service.requests import GenerationJob
 from service.settings import Settings
 from service.tokenizer import ByteTokenizer
 
@@ -397,6 +397,7 @@ async def test_one_log_line_tells_all_but_the_text(caplog: pytest.LogCaptureFixt
     assert {key: lines[0][key] for key in lines[0] if not key.endswith("_ms")} == {
         "response_id": "id-1",
         "request_id": "req-1",
+        "key": None,
         "model": "m",
         "kind": "chat",
         "n": 2,

@@ -8,8 +8,9 @@ import pytest
 from engine.api import ChoiceFailed, EndReason, EngineDead, Request, SamplingParams, TokenPrompt
 from engine.config import EngineConfig
 from engine.fake import FakeEngine, TokenRule
+from service.fan_out import FanOut
 from service.generation import ChoiceEvent, generate
-from service.requests import GenerationJob
+from service.job import GenerationJob
 from service.tokenizer import ByteTokenizer
 
 pytestmark = pytest.mark.anyio
@@ -38,7 +39,8 @@ async def events_of(engine: FakeEngine, job: GenerationJob) -> list[ChoiceEvent]
                     sender, receiver = anyio.create_memory_object_stream[ChoiceEvent](1)
                     with receiver:
                         async with anyio.create_task_group() as choices:
-                            choices.start_soon(generate, job, submission, ByteTokenizer(), sender)
+                            fan_out = FanOut(job, submission.prompts)
+                            choices.start_soon(generate, job, submission, ByteTokenizer(), sender, fan_out)
                             async for event in receiver:
                                 events.append(event)
             finally:

@@ -7,9 +7,10 @@ import msgspec
 import pytest
 
 from engine.api import EndReason, PromptInfo, Request, SamplingParams, TokenPrompt
+from service.fan_out import FanOut
 from service.generation import ChoiceEvent
+from service.job import GenerationJob
 from service.presenters import PRESENTERS, finish_reason, total
-from service.requests import GenerationJob
 
 KINDS: list[Literal["chat", "completion"]] = ["chat", "completion"]
 
@@ -40,8 +41,10 @@ def present(
 ) -> tuple[list[Any], Any]:
     """The stream's chunks and the body, each as the JSON that a client sees."""
     job, prompts = make_job(kind, 2, **options), [PromptInfo(5, 3)] * options.get("prompts", 1)
-    streamed, whole = PRESENTERS[kind](job, prompts), PRESENTERS[kind](job, prompts)
+    fan_out = FanOut(job, prompts)
+    streamed, whole = PRESENTERS[kind](job, prompts, fan_out), PRESENTERS[kind](job, prompts, fan_out)
     for one in events:
+        fan_out.observe(one)
         whole.collect(one)
     chunks = [chunk for one in events for chunk in streamed.chunks(one)] + streamed.last_chunks()
     return [msgspec.to_builtins(chunk) for chunk in chunks], msgspec.to_builtins(whole.body())

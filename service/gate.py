@@ -1,0 +1,61 @@
+"""What every HTTP request passes first: it gets its id, and without a key it goes no further than the open paths."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from service.auth import ANYONE, Caller, KeyFile
+from service.errors import JSON_CONTENT_TYPE, ErrorInfo
+
+OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
+"""Exactly these, as the server sees them. All else is denied by default, whatever routes there are or will be."""
+
+_REQUEST_ID = re.compile(rb"[ -~]{1,256}")
+_UNAUTHORIZED = ErrorInfo(
+    401,
+    "A known API key is needed, as `Authorization: Bearer KEY`.",
+    code="invalid_api_key",
+    headers={"WWW-Authenticate": 'Bearer realm="chorus"'},
+)
+
+
+class Gate:
+    """Around the whole app, unknown URLs included. Leaves the caller in scope["auth"], the id in the scope's state."""
+
+    def __init__(self, app: ASGIApp, keys: KeyFile | None) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != ScopeType.HTTP:
+            return  # there are no websockets here, and none may come to be open by accident
+        scope["state"] = {**scope["state"], "request_id": _request_id(scope)}  # hypercorn's is the connection's
+        caller = self._caller(scope)
+        if caller is None:
+            await _refuse(send)
+            return
+        scope["auth"] = caller
+        await self._app(scope, receive, send)
+
+    def _caller(self, scope: Scope) -> Caller | None:
+        if self._keys is None or scope["path"] in OPEN_PATHS:
+            return ANYONE
+        return self._keys.caller(scope["headers"])
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own where it is fit for a header and a log line, else a fresh one."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(16)}"
+
+
+async def _refuse(send: Send) -> None:
+    body = _UNAUTHORIZED.encode()
+    headers = {"Content-Type": JSON_CONTENT_TYPE, "Content-Length": str(len(body)), **_UNAUTHORIZED.headers}
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": _UNAUTHORIZED.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

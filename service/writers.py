@@ -1,0 +1,88 @@
+"""What a client gets: server-sent events while they come, or one JSON body at the end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import msgspec
+from litestar.types import Send
+
+from service.errors import error_body
+from service.generation import ChoiceEvent
+from service.logs import log_unexpected
+from service.presenters import Presenter
+
+logger = logging.getLogger("chorus.request")
+encoder = msgspec.json.Encoder()
+
+Start = Callable[[Send, int | None], Awaitable[None]]
+"""Sends status and headers; the number is the body's length where that is known."""
+
+
+class Writer(Protocol):
+    """begin, write every batch of events, end. failure: what ended the events early."""
+
+    async def begin(self) -> None: ...
+
+    async def write(self, batch: list[ChoiceEvent]) -> None: ...
+
+    async def end(self, failure: Exception | None) -> None: ...
+
+
+class StreamWriter:
+    """Server-sent events; all that waits goes out in one send. A failure is the last event, without [DONE]."""
+
+    def __init__(self, start: Start, presenter: Presenter, send: Send) -> None:
+        self._start = start
+        self._presenter = presenter
+        self._send = send
+
+    async def begin(self) -> None:
+        await self._start(self._send, None)
+
+    async def write(self, batch: list[ChoiceEvent]) -> None:
+        chunks = [_sse(encoder.encode(chunk)) for event in batch for chunk in self._presenter.chunks(event)]
+        # a comment in times of silence keeps proxies from cutting the stream, and lets a hidden disconnect show
+        body = b"".join(chunks) if batch else b": ping\n\n"
+        if body:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self, failure: Exception | None) -> None:
+        if failure is None:
+            chunks = [encoder.encode(chunk) for chunk in self._presenter.last_chunks()]
+            body = b"".join(map(_sse, [*chunks, b"[DONE]"]))
+        else:
+            info = error_body(failure)
+            if info.unexpected:
+                log_unexpected(logger, "unexpected error in a stream", failure)
+            body = _sse(info.encode())
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class BodyWriter:
+    """One JSON body, or the failure raised."""
+
+    def __init__(self, start: Start, presenter: Presenter, send: Send) -> None:
+        self._start = start
+        self._presenter = presenter
+        self._send = send
+
+    async def begin(self) -> None:
+        """Nothing is sent before the whole is there."""
+
+    async def write(self, batch: list[ChoiceEvent]) -> None:
+        for event in batch:
+            self._presenter.collect(event)
+
+    async def end(self, failure: Exception | None) -> None:
+        if failure is not None:
+            raise failure
+        body = encoder.encode(self._presenter.body())
+        await self._start(self._send, len(body))
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _sse(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
