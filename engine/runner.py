@@ -12,6 +12,7 @@ from engine.attention import ATTENTION_NAME, TreeAttention
 from engine.config import EngineConfig, ModelLoadError
 from engine.memory import available_memory
 from engine.model import LoadedModel, load_model, resolve_model
+from engine.native.runner import NativeRunner, unsupported_reason
 from engine.plan import PAGE_SIZE, ModelRunner, SampledToken, StepPlan
 from engine.sampler import sample
 
@@ -24,9 +25,23 @@ def load_runner(config: EngineConfig) -> ModelRunner:
         torch.set_num_threads(config.num_threads)
     path = resolve_model(config)
     loaded = load_model(path, config.dtype, config.device, config.trust_remote_code, ATTENTION_NAME)
-    runner = TorchRunner(loaded, config)
+    runner = _choose_runner(loaded, config)
     logger.info("model %s loaded: %s, %d KV pages", path, runner.name, runner.num_pages)
     return runner
+
+
+def _choose_runner(loaded: LoadedModel, config: EngineConfig) -> ModelRunner:
+    """The native step where it fits, else torch; which one, and why, is said in the log."""
+    if config.runner != "torch":
+        reason = unsupported_reason(loaded.model, loaded.dtype)
+        if reason is None:
+            limit = max_model_len(loaded, config)
+            num_pages = num_kv_pages(loaded, config, limit)
+            return NativeRunner(loaded, num_pages=num_pages, max_model_len=limit, num_threads=config.num_threads)
+        if config.runner == "native":
+            raise ModelLoadError(f"the native runner cannot serve this model: {reason}")
+        logger.info("the general path serves this model, more slowly than the native one would: %s", reason)
+    return TorchRunner(loaded, config)
 
 
 class TorchRunner:
@@ -35,14 +50,11 @@ class TorchRunner:
     bitwise = False
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
-        limit = loaded.max_position_embeddings
-        if config.max_model_len is not None and config.max_model_len > limit:
-            raise ModelLoadError(f"max_model_len {config.max_model_len} exceeds the model's {limit} positions")
         self.name = f"torch {loaded.device.type} {str(loaded.dtype).removeprefix('torch.')}"
         self.vocab_size = loaded.vocab_size
         self.eos_token_ids = loaded.eos_token_ids
         self.model_path: str | None = str(loaded.path)
-        self.max_model_len = config.max_model_len or limit
+        self.max_model_len = max_model_len(loaded, config)
         self.num_pages = num_kv_pages(loaded, config, self.max_model_len)
         self.last_logits: Tensor | None = None
         self._model: Any = loaded.model
@@ -81,11 +93,19 @@ class TorchRunner:
         return sample(self.last_logits, plan.sampling_rows)
 
 
+def max_model_len(loaded: LoadedModel, config: EngineConfig) -> int:
+    """The configured limit, else the model's own. Raises ModelLoadError where the model cannot reach it."""
+    limit = loaded.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ModelLoadError(f"max_model_len {config.max_model_len} exceeds the model's {limit} positions")
+    return config.max_model_len or limit
+
+
 def kv_bytes_per_page(loaded: LoadedModel) -> int:
     return 2 * loaded.num_layers * loaded.num_kv_heads * loaded.head_dim * PAGE_SIZE * loaded.dtype.itemsize
 
 
-def num_kv_pages(loaded: LoadedModel, config: EngineConfig, max_model_len: int) -> int:
+def num_kv_pages(loaded: LoadedModel, config: EngineConfig, context: int) -> int:
     """Pages for the configured bytes, else for a quarter of the free memory, at most what max_num_seqs full contexts
     fill.
     """
@@ -99,5 +119,5 @@ def num_kv_pages(loaded: LoadedModel, config: EngineConfig, max_model_len: int) 
         budget = torch.cuda.mem_get_info(loaded.device)[0] * 8 // 10
     else:
         budget = available_memory() // 4
-    most = -(-max_model_len // PAGE_SIZE) * config.max_num_seqs
+    most = -(-context // PAGE_SIZE) * config.max_num_seqs
     return max(1, min(budget // per_page, most))
