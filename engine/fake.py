@@ -122,8 +122,8 @@ def _letters_from(token_id: int) -> list[int]:
 
 
 class FakeEngine:
-    """step_seconds: pause between steps. rule: what is drawn, logprob_rule: how likely it is said to have been. load:
-    awaited before the engine is ready.
+    """step_seconds: pause between steps; pause: awaited instead. rule: what is drawn, logprob_rule: how likely it is said
+    to have been. load: awaited before the engine is ready.
     """
 
     def __init__(
@@ -131,6 +131,7 @@ class FakeEngine:
         config: EngineConfig,
         *,
         step_seconds: float = 0.0,
+        pause: Callable[[], Awaitable[object]] | None = None,
         rule: TokenRule = letter_rule,
         logprob_rule: LogprobRule = lambda seed, position: 0.0,
         load: Callable[[], Awaitable[None]] | None = None,
@@ -140,7 +141,7 @@ class FakeEngine:
         # one byte a token, so that a test can reckon the pool of a given kv_cache_bytes
         self._num_pages = pages if config.kv_cache_bytes is None else config.kv_cache_bytes // PAGE_SIZE
         self._config = config
-        self._step_seconds = step_seconds
+        self._pause = pause or (lambda: anyio.sleep(step_seconds))
         self._rule = rule
         self._logprob_rule = logprob_rule
         self._load = load
@@ -333,7 +334,7 @@ class FakeEngine:
             self._last_step = time.monotonic()
             self._num_steps += 1
             self._step_seconds_sum += self._last_step - started
-            await anyio.sleep(self._step_seconds)
+            await self._pause()
         else:
             await self._work.wait()
 

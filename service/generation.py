@@ -128,15 +128,18 @@ async def generate(
 
     async def run_choice(index: int, text: ChoiceText) -> None:
         stream = submission.choices[index]
-        async for update in stream:
-            event = text.advance(update, isolates=fan_out.isolates)
-            for other in fan_out.observe(event):
-                submission.choices[other].abort(EndReason.CANCELLED)
-            if event.end_reason is not None and update.end_reason is None:
-                # a stop string, which the engine knows nothing of
-                stream.abort(event.end_reason)
-                await stream.aclose()
-            await events.send(event)
+        async for first in stream:
+            update: ChoiceUpdate | None = first
+            while update is not None:
+                event = text.advance(update, isolates=fan_out.isolates)
+                for other in fan_out.observe(event):
+                    submission.choices[other].abort(EndReason.CANCELLED)
+                if event.end_reason is not None and update.end_reason is None:
+                    # a stop string, which the engine knows nothing of
+                    stream.abort(event.end_reason)
+                    await stream.aclose()
+                await events.send(event)
+                update = stream.receive_nowait()
 
     stops = StopStrings(job.stop)
     all_params = [params for request in job.batch for params in request.choices]
