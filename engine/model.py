@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGUFReader
 from tokenizers import pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -21,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.integrations.gguf.reader import read_gguf_metadata
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine.config import EngineConfig, ModelLoadError
@@ -153,9 +153,10 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     try:
         config = AutoConfig.from_pretrained(**source)
         _check_supported(config)
-        # Without `dequantize` transformers keeps the weights packed and computes on slow paths.
+        # Given the config, transformers does not read the metadata once more, which takes seconds. Without `dequantize`
+        # it keeps the weights packed and computes on slow paths.
         model = AutoModelForCausalLM.from_pretrained(
-            **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+            **source, config=config, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
         )
         tokenizer = AutoTokenizer.from_pretrained(**source)
         _repair_tokenizer(tokenizer, gguf)
@@ -175,8 +176,8 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 
 def _repair_tokenizer(tokenizer: PreTrainedTokenizerBase, gguf: Path) -> None:
     """SmolLM splits every digit off; transformers' GGUF reader does not know that and would join spaces with digits."""
-    pre = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
-    if pre is not None and pre.contents() == "smollm":
+    metadata, _ = read_gguf_metadata(str(gguf), ())
+    if metadata.get("tokenizer.ggml.pre") == "smollm":
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
