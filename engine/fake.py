@@ -122,8 +122,8 @@ def _letters_from(token_id: int) -> list[int]:
 
 
 class FakeEngine:
-    """step_seconds: pause between steps; pause: awaited instead. rule: what is drawn, logprob_rule: how likely it is said
-    to have been. load: awaited before the engine is ready.
+    """step_seconds: pause between steps; pause: awaited instead. rule: what is drawn, logprob_rule: how likely it is
+    said to have been. load: awaited before the engine is ready.
     """
 
     def __init__(

@@ -95,6 +95,7 @@ class GenerationResponse(ASGIResponse):
 
     async def _respond(self, send: Send, watch: anyio.CancelScope) -> None:
         services, job, running = self._services, self._job, self._running
+        running.check_time()
         tokenizer = services.ready_tokenizer()
         async with services.engine.submit(job.batch) as submission:
             fan_out = FanOut(job, submission.prompts)

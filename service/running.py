@@ -56,6 +56,15 @@ class RunningRequest:
         group.start_soon(self._watch_deadline)
         group.start_soon(self._watch_reader, group.cancel_scope)
 
+    @property
+    def _seconds_left(self) -> float:
+        return max(0.0, self.job.received_at + self.job.timeout - time.monotonic())
+
+    def check_time(self) -> None:
+        """Raises ApiError (503) when the deadline has passed before anything was asked of the engine."""
+        if not self._seconds_left:
+            raise deadline_passed()
+
     def begin(self, submission: Submission, fan_out: FanOut) -> None:
         """It has been admitted. Raises what has ended it meanwhile."""
         if self.failure is not None:
@@ -112,7 +121,7 @@ class RunningRequest:
                 stream.abort(reason)
 
     async def _watch_deadline(self) -> None:
-        await anyio.sleep(self.job.received_at + self.job.timeout - time.monotonic())
+        await anyio.sleep(self._seconds_left)
         if self.fan_out is not None and self.fan_out.has_begun:
             self._abort(EndReason.DEADLINE)
         else:

@@ -47,7 +47,7 @@ async def generate(
 async def _prepare_in_time(prepare: Prepare[T], decoded: T, services: Services, arrival: Arrival) -> GenerationJob:
     """Raises 503 when the deadline passes while the request waits for its prompt to be tokenised."""
     deadline = arrival.received_at + arrival.timeout_for(decoded, services.settings)
-    with anyio.move_on_after(deadline - time.monotonic()):
+    with anyio.move_on_after(max(0.0, deadline - time.monotonic())):
         return await prepare(decoded, services, arrival)
     raise deadline_passed()
 
