@@ -18,7 +18,7 @@ import anyio
 from hypercorn.config import Config
 from litestar import Litestar
 
-from service import __version__
+from service import __version__, connections
 from service.lifespan import Services
 from service.logs import log_event
 from service.metrics import metrics_app
@@ -93,6 +93,7 @@ class Launcher:
 
 
 def _hypercorn(worker: str) -> Callable[..., Awaitable[None]]:
+    connections.install()
     if worker == "trio":
         from hypercorn.trio import serve as serve_on_trio
 
