@@ -52,6 +52,12 @@ class ErrorInfo:
         """{"error": {"message", "type", "param", "code"}} as JSON."""
         return msgspec.json.encode(ErrorEnvelope(error=self.detail()))
 
+    def identified(self, request_id: str | None) -> ErrorInfo:
+        """With the id by which an unexpected error is found in the log; others explain themselves."""
+        if not self.unexpected or request_id is None:
+            return self
+        return replace(self, message=f"{self.message} Its id is {request_id}.")
+
     def detail(self) -> ErrorDetail:
         return ErrorDetail(message=self.message, type=self.type, param=self.param, code=self.code)
 
@@ -163,7 +169,7 @@ def _answer(request: Request[Any, Any, Any], exc: Exception) -> Response[bytes]:
         info = replace(info, message=message, code="method_not_allowed")
     if info.unexpected:
         request_id = request.scope["state"].get("request_id")
-        info = replace(info, message=f"{info.message} Its id is {request_id}.")
+        info = info.identified(request_id)
         log_unexpected(logger, f"unexpected error in {request.method} {request.url.path}", exc, request_id=request_id)
     return Response(info.encode(), status_code=info.status, headers=dict(info.headers), media_type=JSON_CONTENT_TYPE)
 

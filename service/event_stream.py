@@ -101,7 +101,11 @@ class GenerationResponse(ASGIResponse):
             fan_out = FanOut(job, submission.prompts)
             running.begin(submission, fan_out)
             self._presenter = PRESENTERS[job.kind](job, submission.prompts, fan_out)
-            writer: Writer = (StreamWriter if job.stream else BodyWriter)(self._start, self._presenter, send)
+            writer: Writer = (
+                StreamWriter(self._start, self._presenter, send, job.request_id)
+                if job.stream
+                else BodyWriter(self._start, self._presenter, send)
+            )
             await writer.begin()
             sender, receiver = anyio.create_memory_object_stream[ChoiceEvent](
                 EVENTS_PER_CHOICE * len(submission.choices)

@@ -49,12 +49,20 @@ class ChoiceText:
     """The text of one choice as its updates come in."""
 
     def __init__(
-        self, index: int, tokenizer: Tokenizer, stops: StopStrings, min_tokens: int, *, continues: bool
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        stops: StopStrings,
+        min_tokens: int,
+        *,
+        continues: bool,
+        request_id: str | None = None,
     ) -> None:
         self._index = index
         self._detokenizer = IncrementalDetokenizer(tokenizer, continues=continues)
         self._matcher = StopMatcher(stops)
         self._min_tokens = min_tokens
+        self._request_id = request_id
         self._num_tokens = 0
 
     def advance(self, update: ChoiceUpdate, *, isolates: bool = False) -> ChoiceEvent:
@@ -80,9 +88,9 @@ class ChoiceText:
         return self._event(text, update, len(update.token_ids), update.end_reason, update.stop_reason)
 
     def _failure(self, error: Exception) -> ChoiceEvent:
-        info = error_body(error)
+        info = error_body(error).identified(self._request_id)
         if info.unexpected:
-            log_unexpected(logger, "unexpected error in a choice", error)
+            log_unexpected(logger, "unexpected error in a choice", error, request_id=self._request_id)
         return ChoiceEvent(self._index, self._matcher.flush(), end_reason=EndReason.ERROR, error=info.detail())
 
     def _pieces(self, update: ChoiceUpdate) -> list[str]:
@@ -143,14 +151,24 @@ async def generate(
 
     stops = StopStrings(job.stop)
     all_params = [params for request in job.batch for params in request.choices]
+    failure: Exception | None = None
     async with events:
         try:
             async with anyio.create_task_group() as choices:
                 for index, params in enumerate(all_params):
-                    text = ChoiceText(index, tokenizer, stops, params.min_tokens, continues=job.kind == "completion")
+                    text = ChoiceText(
+                        index,
+                        tokenizer,
+                        stops,
+                        params.min_tokens,
+                        continues=job.kind == "completion",
+                        request_id=job.request_id,
+                    )
                     choices.start_soon(run_choice, index, text)
         except ExceptionGroup as group:
-            raise _first_leaf(group) from None
+            failure = _first_leaf(group)
+        if failure is not None:
+            raise failure  # not within the except: it keeps the cause that it has
 
 
 def _first_leaf(error: Exception) -> Exception:

@@ -34,10 +34,11 @@ class Writer(Protocol):
 class StreamWriter:
     """Server-sent events; all that waits goes out in one send. A failure is the last event, without [DONE]."""
 
-    def __init__(self, start: Start, presenter: Presenter, send: Send) -> None:
+    def __init__(self, start: Start, presenter: Presenter, send: Send, request_id: str | None) -> None:
         self._start = start
         self._presenter = presenter
         self._send = send
+        self._request_id = request_id
 
     async def begin(self) -> None:
         await self._start(self._send, None)
@@ -54,9 +55,9 @@ class StreamWriter:
             chunks = [encoder.encode(chunk) for chunk in self._presenter.last_chunks()]
             body = b"".join(map(_sse, [*chunks, b"[DONE]"]))
         else:
-            info = error_body(failure)
+            info = error_body(failure).identified(self._request_id)
             if info.unexpected:
-                log_unexpected(logger, "unexpected error in a stream", failure)
+                log_unexpected(logger, "unexpected error in a stream", failure, request_id=self._request_id)
             body = _sse(info.encode())
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
