@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
@@ -61,8 +62,8 @@ class TreeAttention:
         device: torch.device,
     ) -> None:
         shape = (num_layers, num_pages * PAGE_SIZE, num_kv_heads, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys = _zeros(shape, dtype, device)
+        self.values = _zeros(shape, dtype, device)
         self._device = device
         self._wide: list[_WideRun] = []
         self._own: list[_OwnRuns] = []
@@ -132,6 +133,14 @@ class TreeAttention:
             positions=bases[:, None] + places,
             valid=places < num_keys[:, None],
         )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take no memory on a CPU before they are written; torch.zeros writes them all."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    integers = np.zeros(shape, dtype=f"u{dtype.itemsize}")
+    return torch.from_numpy(integers).view(dtype)
 
 
 class _Merge:

@@ -22,6 +22,7 @@ INSTALL_VARIABLES = ("CHORUS_TORCH_INDEX",)
 LIBRARY_DEFAULTS = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",  # its thread pool competes with the engine's threads
+    "TQDM_DISABLE": "1",  # progress bars between the lines of a log
     "TRANSFORMERS_VERBOSITY": "error",
 }
 """What torch and transformers read at import; written unless set already."""
