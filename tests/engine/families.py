@@ -18,6 +18,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 _SHAPE: dict[str, Any] = {
@@ -52,6 +54,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any]] = {
     ),
     "mistral": (MistralForCausalLM, MistralConfig(**_SHAPE, head_dim=16, sliding_window=48)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**_SHAPE)),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**_SHAPE, no_rope_layer_interval=2)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**_SHAPE, head_dim=32)),
 }
 

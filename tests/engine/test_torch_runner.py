@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedModel
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from engine.api import SamplingParams
 from engine.attention import ATTENTION_NAME
@@ -102,3 +103,15 @@ def test_pool_size_and_context_follow_the_settings(family: tuple[PreTrainedModel
     assert core.runner.num_pages == 5
     assert core.runner.max_model_len == 100
     assert core.cache.num_free * PAGE_SIZE == 160
+
+
+def test_the_default_model(default_model_dir: Path) -> None:
+    """Forks, chunks and a pool so small that choices are preempted, on the model that is served by default."""
+    model = AutoModelForCausalLM.from_pretrained(default_model_dir, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(default_model_dir)
+    texts = ["Once upon a time", "The three primary colours are " * 20]
+    prompts = [tokenizer(text).input_ids for text in texts]
+    core = core_of(default_model_dir, num_pages=8, max_num_batched_tokens=48, max_num_seqs=4)
+    answers = generate(core, prompts, [greedy(40)] * 3)
+    assert core.num_prompt_tokens > sum(map(len, prompts)), "nothing was preempted and computed again"
+    assert answers == [[greedy_reference(model, prompt, 40)] * 3 for prompt in prompts]
