@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 import traceback
@@ -50,7 +51,14 @@ def configure_logging(level: str) -> None:
     """For the process: lines of ours. The root is left alone: hypercorn's own loggers write by themselves."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
+    logging.getLogger("asyncio").addFilter(_is_not_a_cut_connection)
     ours = logging.getLogger("chorus")
     ours.handlers = [handler]
     ours.propagate = False
     ours.setLevel(level.upper())
+
+
+def _is_not_a_cut_connection(record: logging.LogRecord) -> bool:
+    """The kernel's end of a connection whose client took nothing is no news; hypercorn lets it through on asyncio."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(error, OSError) and error.errno == errno.ETIMEDOUT)
