@@ -39,9 +39,11 @@ int guarded(char* message, std::size_t size, Body&& body) {
 
 #define CHORUS_API extern "C" __attribute__((visibility("default")))
 
-CHORUS_API int chorus_create(const chorus::Shape* shape, int num_pages, int num_threads, void** engine, char* message, std::size_t size) {
+CHORUS_API int chorus_create(const chorus::Shape* shape, int num_pages, int num_threads, void** engine, char* message,
+                             std::size_t size) {
     return guarded(message, size, [&] {
-        if (num_pages < 1 || num_threads < 1) throw std::invalid_argument("the KV pool needs a page and the team a thread");
+        if (num_pages < 1 || num_threads < 1)
+            throw std::invalid_argument("the KV pool needs a page and the team a thread");
         auto made = std::make_unique<Engine>(Engine{chorus::Weights(*shape), nullptr});
         made->step = std::make_unique<chorus::Step>(*shape, made->weights, num_pages, num_threads);
         *engine = made.release();
@@ -50,8 +52,10 @@ CHORUS_API int chorus_create(const chorus::Shape* shape, int num_pages, int num_
 
 CHORUS_API void chorus_destroy(void* engine) { delete static_cast<Engine*>(engine); }
 
-CHORUS_API int chorus_load(void* engine, const char* name, int layer, const chorus::bf16* data, int rows, int columns, char* message, std::size_t size) {
-    return guarded(message, size, [&] { static_cast<Engine*>(engine)->weights.load(name, layer, data, rows, columns); });
+CHORUS_API int chorus_load(void* engine, const char* name, int layer, const chorus::bf16* data, int rows, int columns,
+                           char* message, std::size_t size) {
+    return guarded(message, size,
+                   [&] { static_cast<Engine*>(engine)->weights.load(name, layer, data, rows, columns); });
 }
 
 CHORUS_API int chorus_execute(void* engine, const chorus::Plan* plan, char* message, std::size_t size) {

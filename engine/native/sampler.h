@@ -1,8 +1,8 @@
 // Draws tokens from rows of logits: no sort of the vocabulary, no state, equal rows and parameters give equal tokens.
 //
-// What may be drawn is defined by thresholds (ties are kept): top_k keeps logits >= the k-th largest; of what that keeps,
-// top_p keeps probabilities >= the largest t whose kept mass reaches top_p; min_p keeps probabilities >= min_p times the
-// largest. Then inverse CDF in token order, with one uniform number from (seed, position).
+// What may be drawn is defined by thresholds (ties are kept): top_k keeps logits >= the k-th largest; of what that
+// keeps, top_p keeps probabilities >= the largest t whose kept mass reaches top_p; min_p keeps probabilities >= min_p
+// times the largest. Then inverse CDF in token order, with one uniform number from (seed, position).
 #pragma once
 
 #include <algorithm>
@@ -11,34 +11,14 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include "plan.h"
 #include "simd.h"
 
 namespace chorus {
-
-/** One token to draw. The lists are runs of the step's common pools, one after the other in the order given here.
-    `logprobs`: 0 for none, k + 1 for the k best. */
-struct SamplingRow {
-    std::uint64_t logits_row, position, seed, top_k, logprobs;
-    std::uint64_t num_prompt, num_output, num_biased, num_blocked;  // in `ids`
-    std::uint64_t first_prompt, first_id, first_bias;               // prompt ids; output, biased and blocked ids; biases
-    double temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
-
-    bool greedy() const { return temperature == 0.0 || top_p == 0.0; }
-    bool changes_logits() const {
-        return num_biased + num_blocked > 0 || repetition_penalty != 1.0 || frequency_penalty != 0.0 || presence_penalty != 0.0;
-    }
-};
-
-/** What one row gave; the lists of best tokens hold `logprobs - 1` entries (or fewer for a tiny vocabulary: id -1). */
-struct Sample {
-    std::int32_t token;  // -1: no finite maximum
-    float logprob;
-    std::int32_t* best_ids;
-    float* best_logprobs;
-};
 
 /** Uniform in [0, 1) with 53 bits from Philox4x32-10 (Salmon et al. 2011): key is the seed, counter the position. */
 inline double uniform(std::uint64_t seed, std::uint64_t position) {
@@ -46,29 +26,33 @@ inline double uniform(std::uint64_t seed, std::uint64_t position) {
     std::uint32_t key[2] = {std::uint32_t(seed), std::uint32_t(seed >> 32)};
     for (int round = 0; round < 10; ++round) {
         const std::uint64_t a = std::uint64_t{0xD2511F53} * x[0], b = std::uint64_t{0xCD9E8D57} * x[2];
-        const std::uint32_t y[4] = {std::uint32_t(b >> 32) ^ x[1] ^ key[0], std::uint32_t(b), std::uint32_t(a >> 32) ^ x[3] ^ key[1], std::uint32_t(a)};
-        std::copy(y, y + 4, x);
+        const std::uint32_t x1 = x[1], x3 = x[3];
+        x[0] = std::uint32_t(b >> 32) ^ x1 ^ key[0];
+        x[1] = std::uint32_t(b);
+        x[2] = std::uint32_t(a >> 32) ^ x3 ^ key[1];
+        x[3] = std::uint32_t(a);
         key[0] += 0x9E3779B9;
         key[1] += 0xBB67AE85;
     }
     return (double(x[0] >> 5) * 67108864.0 + double(x[1] >> 6)) / 9007199254740992.0;
 }
 
-/** One thread's sampler; `width` logits a row, a multiple of 64, padded with -inf. */
+/** One thread's sampler. A row of logits has width(vocab) entries, those beyond the vocabulary -inf. */
 class Sampler {
 public:
-    Sampler(int vocab, int width)
-        : vocab_(vocab), width_(width), changed_(std::size_t(width)), weights_(std::size_t(width)), found_(std::size_t(width)),
-          counts_(std::size_t(width)), block_values_(std::size_t(width / kBlock)), block_sums_(std::size_t(width / kBlock)), marks_(std::size_t(width)) {}
+    static int width(int vocab) { return (vocab + kBlock - 1) / kBlock * kBlock; }
 
-    /** ids, prompts, biases: the step's pools. The logits stay as they are. */
-    void sample(const SamplingRow& row, const float* logits, const std::int32_t* prompts, const std::int32_t* ids, const float* biases, Sample& out) {
-        const float* drawn_from = logits;
-        if (row.changes_logits()) {
-            change(row, logits, prompts + row.first_prompt, ids + row.first_id, biases + row.first_bias);
-            drawn_from = changed_.data();
-        }
-        out.token = draw(row, drawn_from);
+    Sampler(int vocab, int width)
+        : vocab_(vocab), width_(width), changed_(width), weights_(width), found_(width), counts_(width), marks_(width),
+          block_values_(width / kBlock), block_sums_(width / kBlock) {}
+
+    /** plan: for the lists that the row names. The logits stay as they are. */
+    void sample(const SamplingRow& row, const float* logits, const Plan& plan, Sample& out) {
+        const bool penalised =
+            row.repetition_penalty != 1.0 || row.frequency_penalty != 0.0 || row.presence_penalty != 0.0;
+        const bool changed = penalised || row.num_biased + row.num_blocked > 0;
+        if (changed) change(row, logits, plan);
+        out.token = draw(row, changed ? changed_.data() : logits);
         if (row.logprobs > 0 && out.token >= 0) report(int(row.logprobs) - 1, logits, out);
     }
 
@@ -80,32 +64,32 @@ private:
 
     int num_blocks() const { return width_ / kBlock; }
 
-    /** Bias, then blocked ids, then penalties, into changed_. Penalties count a token once per distinct id or by its count. */
-    void change(const SamplingRow& row, const float* logits, const std::int32_t* prompt, const std::int32_t* output, const float* biases) {
-        const std::int32_t* biased = output + row.num_output;
-        const std::int32_t* blocked = biased + row.num_biased;
-        std::copy(logits, logits + width_, changed_.data());
-        for (std::uint64_t i = 0; i < row.num_biased; ++i) changed_[std::size_t(biased[i])] += biases[i];
-        for (std::uint64_t i = 0; i < row.num_blocked; ++i) changed_[std::size_t(blocked[i])] = kNothing;
-        const float repetition = float(row.repetition_penalty), frequency = float(row.frequency_penalty), presence = float(row.presence_penalty);
-        for (std::uint64_t i = 0; i < row.num_output; ++i) ++counts_[std::size_t(output[i])];
-        if (repetition != 1.0f) {
+    /** Bias, then blocked ids, then penalties, into changed_. */
+    void change(const SamplingRow& row, const float* logits, const Plan& plan) {
+        const std::span prompt(plan.prompt_ids + row.first_prompt, row.num_prompt);
+        const std::span output(plan.ids + row.first_id, row.num_output);
+        const std::span biased(output.data() + row.num_output, row.num_biased);
+        const std::span blocked(biased.data() + row.num_biased, row.num_blocked);
+        std::copy(logits, logits + width_, changed_.begin());
+        for (std::size_t i = 0; i < biased.size(); ++i) changed_[biased[i]] += plan.biases[row.first_bias + i];
+        for (std::int32_t id : blocked) changed_[id] = kNothing;
+        if (row.repetition_penalty != 1.0) {
             ++mark_;
-            for (std::uint64_t i = 0; i < row.num_prompt; ++i) repeat_once(prompt[i], repetition);
-            for (std::uint64_t i = 0; i < row.num_output; ++i) repeat_once(output[i], repetition);
+            for (std::int32_t id : prompt) repeat_once(id, float(row.repetition_penalty));
+            for (std::int32_t id : output) repeat_once(id, float(row.repetition_penalty));
         }
-        for (std::uint64_t i = 0; i < row.num_output; ++i) {
-            int& count = counts_[std::size_t(output[i])];
+        for (std::int32_t id : output) ++counts_[id];
+        for (std::int32_t id : output) {
+            const int count = std::exchange(counts_[id], 0);
             if (count == 0) continue;  // this id has had its turn
-            changed_[std::size_t(output[i])] -= frequency * float(count);
-            changed_[std::size_t(output[i])] -= presence;
-            count = 0;
+            changed_[id] -= float(row.frequency_penalty) * float(count);
+            changed_[id] -= float(row.presence_penalty);
         }
     }
 
     void repeat_once(std::int32_t id, float repetition) {
-        if (std::exchange(marks_[std::size_t(id)], mark_) == mark_) return;
-        float& x = changed_[std::size_t(id)];
+        if (std::exchange(marks_[id], mark_) == mark_) return;
+        float& x = changed_[id];
         x = x > 0.0f ? x / repetition : x * repetition;
     }
 
@@ -118,7 +102,7 @@ private:
             const F16 a = load(x), b = load(x + 16), c = load(x + 32), d = load(x + 48);
             nan |= any_nan(a + b) | any_nan(c + d);
             const F16 top = max(max(a, b), max(c, d));
-            block_values_[std::size_t(block)] = maximum(top);
+            block_values_[block] = maximum(top);
             all = max(all, top);
         }
         return nan ? std::numeric_limits<float>::quiet_NaN() : maximum(all);
@@ -127,8 +111,9 @@ private:
     std::int32_t draw(const SamplingRow& row, const float* logits) {
         const float top = maxima(logits);
         if (!std::isfinite(top)) return -1;
-        if (row.greedy()) return first_at_least(logits, top);
-        const float least = row.top_k > 0 && row.top_k < std::uint64_t(vocab_) ? kth_largest(logits, int(row.top_k)) : kNothing;
+        if (row.temperature == 0.0 || row.top_p == 0.0) return first_at_least(logits, top);
+        const bool limited = row.top_k > 0 && row.top_k < std::uint64_t(vocab_);
+        const float least = limited ? kth_largest(logits, int(row.top_k)) : kNothing;
         const double total = weigh(logits, top, least, std::min(kLog2E / float(row.temperature), 1e30f));
         float threshold = 0.0f;
         if (row.top_p < 1.0) threshold = top_p_threshold(row.top_p, total);
@@ -138,24 +123,25 @@ private:
 
     std::int32_t first_at_least(const float* logits, float value) const {
         int block = 0;
-        while (block_values_[std::size_t(block)] < value) ++block;
+        while (block_values_[block] < value) ++block;
         std::int32_t id = block * kBlock;
         while (logits[id] < value) ++id;
         return id;
     }
 
-    /** Needs block_values_. The k-th largest block maximum bounds the answer from below, so few logits are looked at. */
+    /** Needs block_values_. The k-th largest block maximum bounds the answer from below, so few logits are looked at.
+     */
     float kth_largest(const float* logits, int k) {
         float bound = kNothing;
         if (k <= num_blocks()) {
             std::vector<float>& sorted = found_;
             std::copy(block_values_.begin(), block_values_.end(), sorted.begin());
             std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.begin() + num_blocks(), std::greater<>());
-            bound = sorted[std::size_t(k - 1)];
+            bound = sorted[k - 1];
         }
         const int count = collect(logits, bound);
         std::nth_element(found_.begin(), found_.begin() + (k - 1), found_.begin() + count, std::greater<>());
-        return found_[std::size_t(k - 1)];
+        return found_[k - 1];
     }
 
     /** The values that are at least `bound`, into found_; how many. */
@@ -163,7 +149,7 @@ private:
         int count = 0;
         for (int i = 0; i < width_; i += 16) {
             for (std::uint32_t mask = greater_equal(load(values + i), splat(bound)); mask != 0; mask &= mask - 1) {
-                found_[std::size_t(count++)] = values[i + std::countr_zero(mask)];
+                found_[count++] = values[i + std::countr_zero(mask)];
             }
         }
         return count;
@@ -176,11 +162,12 @@ private:
             F16 block_sum = splat(0.0f);
             for (int i = block * kBlock; i < (block + 1) * kBlock; i += 16) {
                 const F16 x = load(logits + i);
-                const F16 weight = select_greater_equal(x, splat(least), exp2((x - splat(top)) * splat(scale)), splat(0.0f));
+                const F16 weight =
+                    select_greater_equal(x, splat(least), exp2((x - splat(top)) * splat(scale)), splat(0.0f));
                 store(weights_.data() + i, weight);
                 block_sum = block_sum + weight;
             }
-            total += block_sums_[std::size_t(block)] = sum(block_sum);
+            total += block_sums_[block] = sum(block_sum);
         }
         return total;
     }
@@ -191,11 +178,12 @@ private:
         for (int block = 0; block < num_blocks(); ++block) {
             F16 block_sum = splat(0.0f);
             for (int i = block * kBlock; i < (block + 1) * kBlock; i += 16) {
-                const F16 weight = load(weights_.data() + i), kept = select_greater_equal(weight, splat(threshold), weight, splat(0.0f));
+                const F16 weight = load(weights_.data() + i),
+                          kept = select_greater_equal(weight, splat(threshold), weight, splat(0.0f));
                 store(weights_.data() + i, kept);
                 block_sum = block_sum + kept;
             }
-            total += block_sums_[std::size_t(block)] = sum(block_sum);
+            total += block_sums_[block] = sum(block_sum);
         }
         return total;
     }
@@ -208,7 +196,8 @@ private:
         const int count = collect(weights_.data(), std::max(bound, std::numeric_limits<float>::min()));
         std::fill(found_.begin() + count, found_.begin() + (count + 15) / 16 * 16, 0.0f);
         std::uint32_t low = std::bit_cast<std::uint32_t>(bound), high = std::bit_cast<std::uint32_t>(1.0f) + 1;
-        while (high - low > 1) {  // positive floats are ordered like their bits; mass(low) suffices, mass(high) does not
+        while (high - low >
+               1) {  // positive floats are ordered like their bits; mass(low) suffices, mass(high) does not
             const std::uint32_t middle = low + (high - low) / 2;
             (mass(count, std::bit_cast<float>(middle)) >= wanted ? low : high) = middle;
         }
@@ -234,7 +223,7 @@ private:
         double running = 0.0;
         int found = -1;
         for (int block = 0; block < num_blocks(); ++block) {
-            const double block_sum = block_sums_[std::size_t(block)];
+            const double block_sum = block_sums_[block];
             if (block_sum == 0.0) continue;
             found = block;
             if (running + block_sum > target) break;
@@ -242,8 +231,8 @@ private:
         }
         std::int32_t token = -1;
         for (int i = found * kBlock; i < (found + 1) * kBlock; ++i) {
-            if (weights_[std::size_t(i)] == 0.0f) continue;
-            running += double(weights_[std::size_t(i)]);
+            if (weights_[i] == 0.0f) continue;
+            running += double(weights_[i]);
             token = i;
             if (running > target) break;
         }
@@ -265,20 +254,21 @@ private:
         for (std::int32_t id = 0; id < vocab_; ++id) {
             if (logits[id] >= least) best.push_back(id);
         }
-        std::stable_sort(best.begin(), best.end(), [&](std::int32_t a, std::int32_t b) { return logits[a] > logits[b]; });
+        std::stable_sort(best.begin(), best.end(),
+                         [&](std::int32_t a, std::int32_t b) { return logits[a] > logits[b]; });
         for (int i = 0; i < std::min(k, int(best.size())); ++i) {
-            out.best_ids[i] = best[std::size_t(i)];
-            out.best_logprobs[i] = logprob(best[std::size_t(i)]);
+            out.best_ids[i] = best[i];
+            out.best_logprobs[i] = logprob(best[i]);
         }
     }
 
     const int vocab_, width_;
     std::vector<float> changed_, weights_, found_;
     std::vector<int> counts_;
+    std::vector<std::uint64_t> marks_;  // whose repetition has been counted, by the mark of that row
+    std::uint64_t mark_ = 0;
     std::vector<float> block_values_;
     std::vector<double> block_sums_;
-    std::vector<std::uint64_t> marks_;
-    std::uint64_t mark_ = 0;
 };
 
 }  // namespace chorus

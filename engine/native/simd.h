@@ -1,4 +1,5 @@
-// Sixteen float lanes and the bf16 dot product, for AVX512-BF16, AVX-512 and AVX2. Nothing else here knows the processor.
+// Sixteen float lanes and the bf16 dot product, for AVX512-BF16, AVX-512 and AVX2. Nothing else here knows the
+// processor.
 //
 // Every function is exact about its order of operations (compile with -ffp-contract=off): equal inputs give equal bits
 // wherever in a batch they stand. Only the variants differ among each other.
@@ -116,7 +117,7 @@ inline float maximum(F16 x) {
 
 /** 2^x for x <= 120 within 2 units in the last place; exactly 1 at 0, exactly 0 from -200 down (also for -inf). */
 inline F16 exp2(F16 x) {
-    x = max(splat(-200.0f), x);  // in this order NaN goes through
+    x = max(splat(-200.0f), x);                          // in this order NaN goes through
     const F16 whole = round_to_whole(x), f = x - whole;  // f in [-0.5, 0.5]
     F16 y = splat(1.535336188e-4f);
     y = fma(y, f, splat(1.339887440e-3f));

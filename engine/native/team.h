@@ -21,7 +21,8 @@ enum class Deal { Contiguous, InOrder };
 
 class Team {
 public:
-    explicit Team(int num_threads) : size_(num_threads), next_(std::make_unique<Counter[]>(static_cast<std::size_t>(size_))) {
+    explicit Team(int num_threads)
+        : size_(num_threads), next_(std::make_unique<Counter[]>(static_cast<std::size_t>(size_))) {
         for (int thread = 1; thread < size_; ++thread) helpers_.emplace_back([this, thread] { help(thread); });
     }
 
@@ -46,7 +47,8 @@ public:
         const std::uint32_t phase = phase_.load(std::memory_order_relaxed);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
             arrived_.store(0, std::memory_order_relaxed);
-            for (int i = 0; i < size_; ++i) next_[static_cast<std::size_t>(i)].value.store(0, std::memory_order_relaxed);
+            for (int i = 0; i < size_; ++i)
+                next_[static_cast<std::size_t>(i)].value.store(0, std::memory_order_relaxed);
             phase_.store(phase + 1, std::memory_order_release);
             return;
         }

@@ -20,10 +20,10 @@ PYPROJECT = SOURCES.parent.parent / "pyproject.toml"
 MUTANTS = {
     "reversed fold": (
         "attention.h",
-        "for (int tile = 0; tile <= positions_[std::size_t(row)] / kTile; ++tile) {",
-        "for (int tile = positions_[std::size_t(row)] / kTile; tile >= 0; --tile) {",
+        "for (int tile = 0; tile < plan_.num_tiles(row); ++tile) {",
+        "for (int tile = plan_.num_tiles(row) - 1; tile >= 0; --tile) {",
     ),
-    "other tiles": ("attention.h", "constexpr int kTile = 256;", "constexpr int kTile = 128;"),
+    "other tiles": ("plan.h", "constexpr int kTile = 256;", "constexpr int kTile = 128;"),
     "running maximum": (
         "attention.h",
         "const float max_score = maximum(top);",
@@ -36,8 +36,8 @@ MUTANTS = {
     ),
     "values that are not zeroed": (
         "step.h",
-        "std::fill(values, values + kPage * s.head_dim, bf16{0});",
-        "(void)values;",
+        "std::fill_n(kv.values(plan.slots[row] / kPage, kv_head), kPage * s.head_dim, bf16{0});",
+        "continue;",
     ),
 }
 
