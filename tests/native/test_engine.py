@@ -1,0 +1,66 @@
+"""The native step under the real scheduler: the same tokens whatever the engine does with the request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.api import SamplingParams
+from engine.core import EngineCore
+from engine.native.runner import NativeRunner
+from tests.engine.support import core_with, generate, prefill_of, run_to_end
+from tests.native.models import poison, runner_of, tokens
+
+PROMPT = tokens(300, seed=3)
+CHOICES = [SamplingParams(seed=40 + i, temperature=1.5, max_tokens=40, ignore_eos=True) for i in range(6)]
+COMPANY = [tokens(length, seed=length) for length in (9, 70, 333)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[list[int]]:
+    answers = [generate(_core(runner_of("llama")), [PROMPT], [params])[0][0] for params in CHOICES]
+    assert len({tuple(answer) for answer in answers}) == len(CHOICES)
+    return answers
+
+
+def _core(runner: NativeRunner, **options: Any) -> EngineCore:
+    poison(runner)
+    return core_with(runner, **options)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("num_pages", "options"),
+    [
+        (160, {}),
+        (160, {"max_num_seqs": 2}),
+        (160, {"max_num_batched_tokens": 16}),
+        (160, {"enable_prefix_caching": False}),
+        (17, {}),
+    ],
+    ids=["together", "waves", "small chunks", "no cache", "preemption"],
+)
+def test_choice_i_of_n_is_the_answer_of_its_own_seed(
+    alone: list[list[int]], num_pages: int, options: dict[str, Any], num_threads: int
+) -> None:
+    core = _core(runner_of("llama", num_pages=num_pages, num_threads=num_threads), **options)
+    assert generate(core, [PROMPT], CHOICES)[0] == alone
+    if num_pages == 17:
+        assert core.num_prompt_tokens > len(PROMPT), "nothing was preempted and computed again"
+
+
+def test_company_changes_nothing(alone: list[list[int]]) -> None:
+    answers = generate(_core(runner_of("llama", num_pages=400)), [*COMPANY, PROMPT], CHOICES)
+    assert answers[-1] == alone
+
+
+def test_a_warm_cache_changes_nothing(alone: list[list[int]]) -> None:
+    core = _core(runner_of("llama", num_pages=400))
+    for _ in range(2):
+        prefill = prefill_of(PROMPT, CHOICES)
+        sequences = list(prefill.sequences)
+        core.add([prefill])
+        run_to_end(core)
+        assert [sequence.output_ids for sequence in sequences] == alone
+    assert prefill.prompt.info.num_cached_tokens >= 256
