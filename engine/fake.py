@@ -1,7 +1,8 @@
 """An engine without a model, for tests: every answer can be worked out by hand.
 
 The token of a choice with seed s at output position k, for a prompt of P tokens, is ord("a") + (s + k + P) % 26; at
-temperature 0 s counts as 0. A logit_bias of 100 or -100 forces or bans a token.
+temperature 0 s counts as 0. A logit_bias of 100 or -100 forces or bans a token. Of the likeliest tokens the drawn one
+is the first, and each letter after it is less likely by 1.
 
 It is scheduled like a real one: a bounded queue with atomic admission, waves of max_num_seqs, prefill in chunks of
 max_num_batched_tokens; a choice whose reader is behind is passed over, and gives its place to one that waits. A running
@@ -107,7 +108,8 @@ class _Choice:
         logprobs: tuple[TokenLogprobs, ...] = ()
         if params.logprobs is not None:
             logprob = logprob_rule(params.seed, position)
-            logprobs = (TokenLogprobs(token_id, logprob, ((token_id, logprob),) if params.logprobs else ()),)
+            top = tuple(zip(_letters_from(token_id), (logprob - k for k in range(params.logprobs)), strict=False))
+            logprobs = (TokenLogprobs(token_id, logprob, top),)
         return ChoiceUpdate((token_id,), logprobs=logprobs, end_reason=end_reason, stop_reason=stop_reason)
 
     def _allowed(self, token_id: int, blocked: set[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from service.tokenizer import Tokenizer
@@ -13,23 +13,30 @@ from service.tokenizer import Tokenizer
 class IncrementalDetokenizer:
     """The pieces of `feed` concatenate to the decoded whole. Bytes of a character that never comes are not text.
 
-    continues: the text goes on from the prompt's, so that a space at its start is part of it (completions).
+    continues: the text goes on from the prompt's, so that a space at its start is part of it (completions). hides: the
+    tokens that are no text, special ones if not said otherwise.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, continues: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, continues: bool, hides: Callable[[int], bool] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._hides = hides or tokenizer.is_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip_space = tokenizer.strips_leading_space and not continues
 
     def feed(self, token_id: int) -> str:
         """The text that this token completes; U+FFFD stands for bytes that no continuation makes valid."""
-        if self._tokenizer.is_special(token_id):
+        if self._hides(token_id):
             return ""
         text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
         if self._strip_space and text:
             self._strip_space = False
             text = text.removeprefix(" ")
         return text
+
+    @property
+    def is_inside_character(self) -> bool:
+        """Whether bytes of a character wait for the rest of it."""
+        return bool(self._decoder.getstate()[0])
 
 
 class StopStrings:

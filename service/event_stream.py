@@ -12,12 +12,14 @@ from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from engine.api import EngineError, Submission, TokenPrompt
+from service.choice_text import ChoiceEvent
 from service.errors import ApiError, error_body
 from service.fan_out import FanOut
-from service.generation import ChoiceEvent, generate
+from service.generation import generate
 from service.logs import log_event
 from service.metrics import Outcome
-from service.presenters import PRESENTERS, Presenter
+from service.presenters import PRESENTERS
+from service.presenting import Presenter
 from service.running import RunningRequest
 from service.tokenizer import Tokenizer
 from service.writers import BodyWriter, StreamWriter, Writer

@@ -15,7 +15,7 @@ from service.errors import invalid
 from service.schemas.fan_out import Agreement, AgreeOptions, ChoiceDetails, FanOutOptions, FanOutResult
 
 if TYPE_CHECKING:
-    from service.generation import ChoiceEvent
+    from service.choice_text import ChoiceEvent
     from service.job import GenerationJob
 
 BY_ITSELF = frozenset({EndReason.STOP, EndReason.LENGTH})
@@ -155,8 +155,8 @@ class FanOut:
         """To be called once for each event, as soon as it is made. Returns the choices that are to be cancelled now."""
         choice, now = self._choices[event.index], self._clock()
         choice.num_tokens += event.num_tokens or 0
-        choice.num_logprobs += len(event.logprobs)
-        choice.logprob_sum += sum(entry.logprob for entry in event.logprobs)
+        choice.num_logprobs += len(event.entries)
+        choice.logprob_sum += sum(entry.logprob or 0.0 for entry in event.entries)
         if choice.first_token_at is None and (event.num_tokens or event.text):
             choice.first_token_at = now
         if self._rules.agree is not None:

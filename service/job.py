@@ -8,9 +8,29 @@ from typing import Literal
 
 from engine import api
 from service.auth import ANYONE, Caller
+from service.choice_text import TextRules
 from service.fan_out import STEERED_BY_NOTHING, FanOutRules
 from service.schemas.common import SamplingFields
 from service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ShowRules:
+    """What an answer has beside texts and ends.
+
+    logprobs: how many likeliest tokens beside the drawn one's; None for no log probabilities. token_ids: those of
+    prompts and choices. running_usage: on every chunk. reasoning: it is told apart. may_call: choices may call tools;
+    named_call: the client said which one, so that a call is no news. renumbered: the choices that are kept count as if
+    there were no others.
+    """
+
+    logprobs: int | None = None
+    token_ids: bool = False
+    running_usage: bool = False
+    reasoning: bool = False
+    may_call: bool = False
+    named_call: bool = False
+    renumbered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +38,8 @@ class GenerationJob:
     """One HTTP request, checked and tokenised.
 
     batch: one engine request per prompt; choice i of prompt p has index p * n + i. created: unix seconds.
-    stop: stop strings. request_id: the client's own, echoed. timeout: seconds from received_at, which is of
-    time.monotonic(), to the deadline.
+    request_id: the client's own, echoed. timeout: seconds from received_at, which is of time.monotonic(), to the
+    deadline.
     """
 
     kind: Literal["chat", "completion"]
@@ -28,10 +48,11 @@ class GenerationJob:
     model: str
     batch: tuple[api.Request, ...]
     n: int
-    stop: tuple[str, ...]
+    text: TextRules
     stream: bool
     include_usage: bool
     request_id: str | None
+    show: ShowRules = ShowRules()
     fan_out: FanOutRules = STEERED_BY_NOTHING
     caller: Caller = ANYONE
     received_at: float = 0.0

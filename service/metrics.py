@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from engine.api import Engine
+from engine.api import EndReason, Engine
 from service.schemas.common import Usage
 
 Outcome = Literal["ok", "error", "cancelled", "refused"]
@@ -27,15 +27,20 @@ class Metrics(Collector):
         self._engine = engine
         self._requests: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
         self._choices = 0
+        self._ends: dict[EndReason, int] = dict.fromkeys(EndReason, 0)
         self._cached_tokens = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def record(self, outcome: Outcome, num_choices: int, usage: Usage | None) -> None:
-        """Once for each generation request, at its end. num_choices: those asked for."""
+    def record(
+        self, outcome: Outcome, num_choices: int, usage: Usage | None, end_reasons: Iterable[EndReason] = ()
+    ) -> None:
+        """Once for each generation request, at its end. num_choices: those asked for. end_reasons: of those that ran."""
         self._requests[outcome] += 1
         if outcome != "refused":
             self._choices += num_choices
+        for reason in end_reasons:
+            self._ends[reason] += 1
         if usage is not None:
             self._cached_tokens += usage.prompt_tokens_details.cached_tokens
 
@@ -52,6 +57,10 @@ class Metrics(Collector):
             requests.add_metric([outcome], count)
         yield requests
         yield CounterMetricFamily("chorus_choices", "Choices of requests that have ended.", value=self._choices)
+        ends = CounterMetricFamily("chorus_choices_ended", "Why choices ended.", labels=["end_reason"])
+        for reason, count in self._ends.items():
+            ends.add_metric([reason.value], count)
+        yield ends
         yield CounterMetricFamily(
             "chorus_cached_prompt_tokens",
             "Prompt tokens that an earlier request had left in the cache.",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict
+from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
-from engine.api import EndReason, PromptInfo
-from service.fan_out import FanOut
-from service.generation import ChoiceEvent
+from service.parsers import ToolCallArguments, ToolCallStart, fold
+from service.presenting import Part, Presenter
 from service.schemas.chat import (
     ChatChoice,
     ChatChunkChoice,
@@ -18,176 +17,138 @@ from service.schemas.chat import (
     ChatCompletionChunk,
     ChatDelta,
     ChatMessage,
+    FunctionCall,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
 )
-from service.schemas.common import ErrorDetail, FinishReason, PromptTokensDetails, Usage
+from service.schemas.common import Usage
 from service.schemas.completions import Completion, CompletionChoice
-from service.schemas.fan_out import ChoiceDetails, FanOutResult
-
-if TYPE_CHECKING:
-    from service.job import GenerationJob
-
-
-def finish_reason(end_reason: EndReason) -> FinishReason:
-    """OpenAI's word: anything but a stop is an answer that is not complete."""
-    return "stop" if end_reason is EndReason.STOP else "length"
-
-
-def total(counts: Iterable[int | None]) -> int:
-    """The sum of the known counts."""
-    return sum(count for count in counts if count is not None)
-
-
-class ChoiceFacts(TypedDict):
-    finish_reason: FinishReason
-    stop_reason: int | str | None
-    end_reason: str
-    error: ErrorDetail | UnsetType
-    details: ChoiceDetails | UnsetType
-
-
-class Presenter(ABC):
-    """One answer. Every event goes to `chunks` (and then `last_chunks`), or every event to `collect` (and then `body`).
-
-    prompts: live; num_cached_tokens is read when the usage is. fan_out: has seen every event already.
-    """
-
-    def __init__(self, job: GenerationJob, prompts: Sequence[PromptInfo], fan_out: FanOut) -> None:
-        self._job = job
-        self._prompts = prompts
-        self._fan_out = fan_out
-        self._num_open = job.num_choices
-        self._num_completion_tokens = 0
-        self._texts: list[list[str]] = [[] for _ in range(job.num_choices)]
-        self._ends: dict[int, ChoiceEvent] = {}
-
-    def usage(self) -> Usage:
-        """Each prompt counts once, the completions of all choices together."""
-        prompt_tokens = total(prompt.num_tokens for prompt in self._prompts)
-        cached_tokens = total(prompt.num_cached_tokens for prompt in self._prompts)
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=self._num_completion_tokens,
-            total_tokens=prompt_tokens + self._num_completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
-        )
-
-    def chunks(self, event: ChoiceEvent) -> list[Struct]:
-        """What an event adds to the stream; nothing while its text is held back."""
-        self._num_completion_tokens += event.num_tokens or 0
-        self._num_open -= event.end_reason is not None
-        return self._chunks(event)
-
-    def last_chunks(self) -> list[Struct]:
-        return [self._usage_chunk(self.usage())] if self._job.include_usage else []
-
-    @property
-    def _result(self) -> FanOutResult | UnsetType:
-        """What the last chunk of all says of the choices together: one without choices would break clients' loops."""
-        is_last = self._num_open == 0 and not self._job.include_usage
-        return self._all_results if is_last else UNSET
-
-    @property
-    def _all_results(self) -> FanOutResult | UnsetType:
-        return self._fan_out.result() or UNSET
-
-    def _facts(self, event: ChoiceEvent) -> ChoiceFacts:
-        """The fields that both kinds of answer have for a choice that has ended, in both modes."""
-        assert event.end_reason is not None
-        return {
-            "finish_reason": finish_reason(event.end_reason),
-            "stop_reason": event.stop_reason,
-            "end_reason": event.end_reason.value,
-            "error": event.error or UNSET,
-            "details": self._fan_out.details(event.index) or UNSET,
-        }
-
-    def collect(self, event: ChoiceEvent) -> None:
-        self._num_completion_tokens += event.num_tokens or 0
-        self._texts[event.index].append(event.text)
-        if event.end_reason is not None:
-            self._ends[event.index] = event
-
-    def body(self) -> Struct:
-        """The whole answer, once every choice has ended: the choices that the fan-out keeps, in its order."""
-        kept = [self._ends[index] for index in self._fan_out.order()]
-        return self._body([("".join(self._texts[end.index]), end) for end in kept])
-
-    @property
-    def _no_usage(self) -> UnsetType | None:
-        return None if self._job.include_usage else UNSET
-
-    @abstractmethod
-    def _chunks(self, event: ChoiceEvent) -> list[Struct]: ...
-
-    @abstractmethod
-    def _usage_chunk(self, usage: Usage) -> Struct: ...
-
-    @abstractmethod
-    def _body(self, choices: Sequence[tuple[str, ChoiceEvent]]) -> Struct:
-        """choices: each one's text and last event."""
+from service.schemas.fan_out import FanOutResult
+from service.schemas.logprobs import ChatLogprobs, CompletionLogprobs
+from service.shown_logprobs import chat_logprobs, completion_logprobs
 
 
 class ChatPresenter(Presenter):
-    """A choice's first chunk has its role and no text, its last one an empty delta and the finish reason."""
+    """A choice's first chunk has its role and no text, its last one an empty delta and the finish reason.
 
-    def __init__(self, job: GenerationJob, prompts: Sequence[PromptInfo], fan_out: FanOut) -> None:
-        super().__init__(job, prompts, fan_out)
-        self._begun: set[int] = set()
+    Log probabilities and token ids go with the last chunk that shows something of their text.
+    """
 
-    def _chunks(self, event: ChoiceEvent) -> list[Struct]:
-        choices = []
-        if event.index not in self._begun:
-            self._begun.add(event.index)
-            choices.append(ChatChunkChoice(index=event.index, delta=ChatDelta(role="assistant", content="")))
-        if event.text:
-            choices.append(ChatChunkChoice(index=event.index, delta=ChatDelta(content=event.text)))
-        if event.end_reason is not None:
-            choices.append(ChatChunkChoice(index=event.index, delta=ChatDelta(), **self._facts(event)))
-        last = len(choices) - 1
-        return [
-            self._chunk([choice], self._no_usage, self._result if number == last else UNSET)
-            for number, choice in enumerate(choices)
-        ]
+    def _opening(self, part: Part) -> list[Struct]:
+        if not part.is_first:
+            return []
+        part.is_first = False
+        delta = ChatDelta(role="assistant", content=None if self._job.show.may_call else "")
+        choice = ChatChunkChoice(index=part.index, delta=delta)
+        return [self._chunk([choice], UNSET, self._prompt_token_ids(part.index))]
+
+    def _chunks(self, part: Part) -> list[Struct]:
+        choices = [ChatChunkChoice(index=part.index, delta=delta) for delta in _deltas(part)]
+        if choices:
+            choices[-1] = ChatChunkChoice(
+                index=part.index,
+                delta=choices[-1].delta,
+                logprobs=self._logprobs(part),
+                token_ids=self._token_ids(part),
+            )
+        if part.end is not None:
+            choices.append(
+                ChatChunkChoice(
+                    index=part.index,
+                    delta=ChatDelta(),
+                    logprobs=None if choices else self._logprobs(part),
+                    token_ids=UNSET if choices else self._token_ids(part),
+                    **self._facts(part.end),
+                )
+            )
+        *others, last = choices
+        return [*(self._chunk([choice], UNSET) for choice in others), self._chunk([last], self._result)]
+
+    def _logprobs(self, part: Part) -> ChatLogprobs | None:
+        k = self._job.show.logprobs
+        return None if k is None or not part.entries else chat_logprobs(part.entries, k)
 
     def _usage_chunk(self, usage: Usage) -> Struct:
-        return self._chunk([], usage, self._all_results)
+        return self._chunk([], self._all_results, usage=usage)
 
     def _chunk(
-        self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None, fan_out: FanOutResult | UnsetType
+        self,
+        choices: list[ChatChunkChoice],
+        fan_out: FanOutResult | UnsetType,
+        prompt_token_ids: list[int] | UnsetType = UNSET,
+        usage: Usage | None = None,
     ) -> Struct:
         job = self._job
         return ChatCompletionChunk(
-            id=job.response_id, created=job.created, model=job.model, choices=choices, usage=usage, fan_out=fan_out
+            id=job.response_id,
+            created=job.created,
+            model=job.model,
+            choices=choices,
+            usage=usage or self._chunk_usage,
+            fan_out=fan_out,
+            prompt_token_ids=prompt_token_ids,
         )
 
-    def _body(self, choices: Sequence[tuple[str, ChoiceEvent]]) -> Struct:
+    def _body(self, parts: Sequence[Part]) -> Struct:
         job = self._job
         return ChatCompletion(
             id=job.response_id,
             created=job.created,
             model=job.model,
-            choices=[
-                ChatChoice(index=end.index, message=ChatMessage(content=text), **self._facts(end))
-                for text, end in choices
-            ],
+            choices=[self._choice(part) for part in parts],
             usage=self.usage(),
             fan_out=self._all_results,
+            prompt_token_ids=self._prompt_token_ids(0),
         )
+
+    def _choice(self, part: Part) -> ChatChoice:
+        assert part.end is not None
+        calls = [_tool_call(call.id, call.name, call.arguments) for call in fold(part.calls).tool_calls]
+        message = ChatMessage(
+            content=part.text or (None if self._job.show.may_call else ""),
+            reasoning_content=part.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        )
+        return ChatChoice(
+            index=part.shown_index,
+            message=message,
+            logprobs=self._logprobs(part),
+            token_ids=self._token_ids(part),
+            **self._facts(part.end),
+        )
+
+
+def _deltas(part: Part) -> list[ChatDelta]:
+    """Reasoning comes before content, and content before calls."""
+    deltas = [ChatDelta(reasoning_content=part.reasoning)] if part.reasoning else []
+    if part.text:
+        deltas.append(ChatDelta(content=part.text))
+    return deltas + [ChatDelta(tool_calls=[_call_delta(piece)]) for piece in part.calls]
+
+
+def _call_delta(piece: ToolCallStart | ToolCallArguments) -> ToolCallDelta:
+    if isinstance(piece, ToolCallArguments):
+        return ToolCallDelta(index=piece.index, function=FunctionDelta(arguments=piece.json_fragment))
+    function = FunctionDelta(name=piece.name, arguments="")
+    return ToolCallDelta(index=piece.index, id=piece.id, type="function", function=function)
+
+
+def _tool_call(id_: str, name: str, arguments: str) -> ToolCall:
+    return ToolCall(id=id_, function=FunctionCall(name=name, arguments=arguments))
 
 
 class CompletionPresenter(Presenter):
     """Chunk and body have one shape; a choice's last chunk carries the rest of its text too."""
 
-    def _chunks(self, event: ChoiceEvent) -> list[Struct]:
-        if not event.text and event.end_reason is None:
-            return []
-        return [self._completion([self._choice(event.text, event)], self._no_usage, self._result)]
+    def _chunks(self, part: Part) -> list[Struct]:
+        return [self._completion([self._choice(part)], self._chunk_usage, self._result)]
 
     def _usage_chunk(self, usage: Usage) -> Struct:
         return self._completion([], usage, self._all_results)
 
-    def _body(self, choices: Sequence[tuple[str, ChoiceEvent]]) -> Struct:
-        return self._completion([self._choice(*choice) for choice in choices], self.usage(), self._all_results)
+    def _body(self, parts: Sequence[Part]) -> Struct:
+        return self._completion([self._choice(part) for part in parts], self.usage(), self._all_results)
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None, fan_out: FanOutResult | UnsetType
@@ -197,10 +158,19 @@ class CompletionPresenter(Presenter):
             id=job.response_id, created=job.created, model=job.model, choices=choices, usage=usage, fan_out=fan_out
         )
 
-    def _choice(self, text: str, event: ChoiceEvent) -> CompletionChoice:
-        if event.end_reason is None:
-            return CompletionChoice(index=event.index, text=text)
-        return CompletionChoice(index=event.index, text=text, **self._facts(event))
+    def _choice(self, part: Part) -> CompletionChoice:
+        choice = CompletionChoice(
+            index=part.shown_index,
+            text=part.text,
+            logprobs=self._logprobs(part),
+            token_ids=self._token_ids(part),
+            prompt_token_ids=self._prompt_token_ids(part.index) if part.is_first else UNSET,
+        )
+        return choice if part.end is None else replace(choice, **self._facts(part.end))
+
+    def _logprobs(self, part: Part) -> CompletionLogprobs | None:
+        k = self._job.show.logprobs
+        return None if k is None or not part.entries else completion_logprobs(part.entries, k)
 
 
 PRESENTERS: dict[Literal["chat", "completion"], type[Presenter]] = {

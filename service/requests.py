@@ -14,9 +14,10 @@ import anyio
 
 from engine import api
 from service.auth import ANYONE, Caller
+from service.choice_text import TextRules
 from service.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, invalid, model_not_found
 from service.fan_out import FanOutRules, fan_out_rules
-from service.job import Arrival, GenerationJob
+from service.job import Arrival, GenerationJob, ShowRules
 from service.lifespan import Services
 from service.messages import render_messages
 from service.schemas.chat import ChatCompletionRequest
@@ -43,6 +44,7 @@ class _Plan:
     max_tokens: int | None
     max_tokens_param: str
     fan_out: FanOutRules
+    logprobs: int | None
 
 
 async def prepare_chat(request: ChatCompletionRequest, services: Services, arrival: Arrival) -> GenerationJob:
@@ -60,7 +62,7 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
         except TemplateError as error:
             raise invalid(str(error), "messages") from None
 
-    plan = _Plan("chat", "chatcmpl-", "messages", max_tokens, max_tokens_param, fan_out)
+    plan = _Plan("chat", "chatcmpl-", "messages", max_tokens, max_tokens_param, fan_out, _chat_logprobs(request))
     return _job(request, plan, await _tokens(encode, services), services, arrival)
 
 
@@ -78,7 +80,7 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
             for prompt in prompts
         ]
 
-    plan = _Plan("completion", "cmpl-", "prompt", max_tokens, "max_tokens", fan_out)
+    plan = _Plan("completion", "cmpl-", "prompt", max_tokens, "max_tokens", fan_out, request.logprobs)
     return _job(request, plan, await _tokens(encode, services), services, arrival)
 
 
@@ -113,6 +115,14 @@ def _chat_max_tokens(request: ChatCompletionRequest) -> tuple[int | None, str]:
             "max_completion_tokens",
         )
     return newer, "max_completion_tokens"
+
+
+def _chat_logprobs(request: ChatCompletionRequest) -> int | None:
+    if request.logprobs:
+        return _given(request.top_logprobs, 0)
+    if request.top_logprobs is not None:
+        raise invalid("`top_logprobs` is only allowed with `logprobs`.", "top_logprobs")
+    return None
 
 
 def _check_sampling(request: SamplingFields, max_tokens: int | None, num_prompts: int, services: Services) -> None:
@@ -196,10 +206,11 @@ def _job(
         model=request.model,
         batch=tuple(engine_request(api.TokenPrompt(tuple(ids))) for ids in prompts),
         n=len(choices),
-        stop=_stop(request),
+        text=TextRules(stop=_stop(request), continues=plan.kind == "completion"),
         stream=bool(request.stream),
         include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
         request_id=_given(request.request_id, arrival.request_id),
+        show=ShowRules(logprobs=plan.logprobs),
         fan_out=plan.fan_out,
         caller=caller,
         received_at=arrival.received_at,
@@ -260,7 +271,7 @@ def _choices(request: SamplingFields, plan: _Plan, vocab_size: int) -> tuple[api
             presence_penalty=_given(request.presence_penalty, 0.0),
             repetition_penalty=_given(request.repetition_penalty, 1.0),
             logit_bias=logit_bias,
-            logprobs=0 if plan.fan_out.needs_logprobs else None,
+            logprobs=0 if plan.logprobs is None and plan.fan_out.needs_logprobs else plan.logprobs,
         )
         for index in range(_given(request.n, 1))
     )

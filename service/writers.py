@@ -9,10 +9,10 @@ from typing import Protocol
 import msgspec
 from litestar.types import Send
 
+from service.choice_text import ChoiceEvent
 from service.errors import error_body
-from service.generation import ChoiceEvent
 from service.logs import log_unexpected
-from service.presenters import Presenter
+from service.presenting import Presenter
 
 logger = logging.getLogger("chorus.request")
 encoder = msgspec.json.Encoder()

@@ -51,6 +51,14 @@ class StreamParser(ABC):
         self._ended = True
         return self._advance()
 
+    @property
+    def num_held(self) -> int:
+        """Characters that were fed and may still come out."""
+        return len(self._text) - self._at + self._num_consumed_held()
+
+    def _num_consumed_held(self) -> int:
+        return 0
+
     def _advance(self) -> list[Piece]:
         next(self._steps, None)
         out, self._out = self._out, []

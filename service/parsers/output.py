@@ -14,6 +14,15 @@ class OutputParser:
         self._reasoning = reasoning
         self._tools = tools
 
+    @property
+    def num_held(self) -> int:
+        """Characters of the text that have not come out as anything yet, and may."""
+        return sum(parser.num_held for parser in (self._reasoning, self._tools) if parser is not None)
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._reasoning is not None and self._reasoning.is_inside
+
     def feed(self, text: str) -> list[Piece]:
         """See StreamParser.feed."""
         return merge(self._calls(self._reasoning.feed(text) if self._reasoning else _content(text)))

@@ -12,7 +12,10 @@ from service.parsers.pieces import ContentDelta, ReasoningDelta
 
 
 class ReasoningParser(StreamParser):
-    """starts_inside: the template has opened the block already (`opened_by` tells). What follows it is content."""
+    """starts_inside: the template has opened the block already (`opened_by` tells). What follows it is content.
+
+    is_inside: whether the text is inside the block now.
+    """
 
     opening: ClassVar[str]
     closing: ClassVar[str]
@@ -20,6 +23,7 @@ class ReasoningParser(StreamParser):
     def __init__(self, *, starts_inside: bool = False) -> None:
         super().__init__()
         self._starts_inside = starts_inside
+        self.is_inside = starts_inside
         self._leading: list[str] = []
         self._pending: list[str] = []  # whitespace that the closing tag may follow
 
@@ -31,17 +35,25 @@ class ReasoningParser(StreamParser):
     def _consumed(self, text: str) -> None:
         self._leading.append(text)
 
+    def _num_consumed_held(self) -> int:
+        return sum(map(len, (*self._leading, *self._pending)))
+
     def _run(self) -> Steps[None]:
         yield from self._space()
         opened = yield from self._match(self.opening)
         if not opened and not self._starts_inside:
             self._content("".join(self._leading))
         else:
+            self.is_inside = True
             yield from self._space()
+            self._leading.clear()
             if (yield from self._upto((self.closing,), self._reasoning)):
+                self.is_inside = False
                 yield from self._space()
             elif self._pending:
                 self._out.append(ReasoningDelta("".join(self._pending)))
+            self._pending.clear()
+        self._leading.clear()
         yield from self._upto((), self._content)
 
     def _content(self, text: str) -> None:

@@ -86,6 +86,9 @@ class ToolParser(StreamParser):
         if not self._after_call and self._pending:
             self._out.append(ContentDelta("".join(self._pending)))
 
+    def _num_consumed_held(self) -> int:
+        return sum(map(len, (*self._held, *self._pending)))
+
     # content
 
     @property

@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.schemas.common import ErrorDetail, FinishReason, JsonValue, SamplingFields, StopReason, Usage
 from service.schemas.fan_out import ChoiceDetails, FanOutResult
+from service.schemas.logprobs import ChatLogprobs
 
 
 class TextPart(Struct, tag_field="type", tag="text", kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -93,27 +94,44 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_un
     service_tier: JsonValue = None
     tool_choice: JsonValue = None
     tools: JsonValue = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     verbosity: JsonValue = None
     web_search_options: JsonValue = None
 
 
+class FunctionCall(Struct, kw_only=True, frozen=True):
+    """arguments: JSON text, an object; the beginning of one where the answer ends inside it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True, frozen=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class ChatMessage(Struct, kw_only=True, frozen=True):
+    """content: null where there are tools and no text."""
+
     role: Literal["assistant"] = "assistant"
     content: str | None = None
     refusal: str | None = None
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True, frozen=True):
     index: int
     message: ChatMessage
     finish_reason: FinishReason
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     stop_reason: StopReason = UNSET
     end_reason: str | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
     details: ChoiceDetails | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True, frozen=True):
@@ -124,25 +142,42 @@ class ChatCompletion(Struct, kw_only=True, frozen=True):
     choices: list[ChatChoice]
     usage: Usage
     fan_out: FanOutResult | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class FunctionDelta(Struct, kw_only=True, frozen=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(Struct, kw_only=True, frozen=True):
+    """id, type and name: with a call's first delta only. index: 0, 1, ... over the calls of a choice."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
 
 
 class ChatDelta(Struct, kw_only=True, frozen=True):
     """role: in a choice's first chunk only."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, kw_only=True, frozen=True):
     index: int
     delta: ChatDelta
     finish_reason: FinishReason | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     stop_reason: StopReason = UNSET
     end_reason: str | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
     details: ChoiceDetails | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Struct, kw_only=True, frozen=True):
@@ -157,3 +192,4 @@ class ChatCompletionChunk(Struct, kw_only=True, frozen=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     fan_out: FanOutResult | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

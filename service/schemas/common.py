@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.schemas.fan_out import FanOutOptions
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 StopReason = int | str | UnsetType | None
 """Our extension on a choice that has ended: the stop string or token id that ended it, null for end of sequence."""
@@ -59,13 +59,22 @@ class PromptTokensDetails(Struct, kw_only=True, frozen=True):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(Struct, kw_only=True, frozen=True):
+    """reasoning_tokens: from the one that opens a choice's reasoning to the one that closes it."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(Struct, kw_only=True, frozen=True):
-    """prompt_tokens counts each prompt once, completion_tokens sums over all choices."""
+    """prompt_tokens counts each prompt once, completion_tokens sums over all choices. completion_tokens_details: where
+    the model's reasoning is told apart.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class ErrorDetail(Struct, kw_only=True, frozen=True):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.schemas.common import ErrorDetail, FinishReason, SamplingFields, StopReason, Usage
 from service.schemas.fan_out import ChoiceDetails, FanOutResult
+from service.schemas.logprobs import CompletionLogprobs
 
 
 class CompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -17,7 +18,7 @@ class CompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_unknow
 
     best_of: int | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     suffix: str | None = None
 
 
@@ -27,11 +28,13 @@ class CompletionChoice(Struct, kw_only=True, frozen=True):
     index: int
     text: str
     finish_reason: FinishReason | None = None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     stop_reason: StopReason = UNSET
     end_reason: str | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
     details: ChoiceDetails | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True, frozen=True):

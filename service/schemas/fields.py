@@ -93,7 +93,6 @@ def _message(role: str, note: str, more: Mapping[str, FieldRule]) -> dict[str, F
 
 
 _TOOLS = "tool calling is not supported yet"
-_LOGPROBS = "log probabilities are not supported yet"
 _TEXT_ONLY = "this server takes and makes text only"
 
 CHAT_FIELDS: Mapping[str, FieldRule] = {
@@ -133,7 +132,7 @@ CHAT_FIELDS: Mapping[str, FieldRule] = {
     "audio": _refused(_TEXT_ONLY),
     "function_call": _refused(_TOOLS, "none", "auto"),
     "functions": _refused(_TOOLS, []),
-    "logprobs": _refused(_LOGPROBS, False),
+    "logprobs": _honoured("of every token, as the model itself gives it: before temperature, bias and penalties"),
     "modalities": _refused(_TEXT_ONLY, ["text"]),
     "moderation": _refused("there is no moderation here"),
     "reasoning_effort": _refused("the effort of reasoning cannot be set yet", "none"),
@@ -141,7 +140,7 @@ CHAT_FIELDS: Mapping[str, FieldRule] = {
     "service_tier": _refused("there is one tier", "auto", "default"),
     "tool_choice": _refused(_TOOLS, "none", "auto"),
     "tools": _refused(_TOOLS, []),
-    "top_logprobs": _refused(_LOGPROBS),
+    "top_logprobs": _honoured("0 to 20; needs `logprobs`"),
     "verbosity": _refused("verbosity cannot be set", "medium"),
     "web_search_options": _refused("there is no web search here"),
 }
@@ -151,7 +150,7 @@ COMPLETION_FIELDS: Mapping[str, FieldRule] = {
     "prompt": _honoured("text, token ids, or a list of either; special tokens in text are parsed"),
     "best_of": _refused("no choices are made to be thrown away; it may equal n"),
     "echo": _refused("the prompt is not repeated yet", False),
-    "logprobs": _refused(_LOGPROBS),
+    "logprobs": _honoured("0 to 5 likeliest tokens beside the drawn one"),
     "suffix": _refused("nothing is inserted before a suffix", ""),
 }
 

@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint
 
 from engine.api import EngineDead, Request, SamplingParams, TokenPrompt
 from engine.fake import FakeEngine
+from service.choice_text import TextRules
 from service.event_stream import GenerationResponse
 from service.job import GenerationJob
 from service.lifespan import Services
@@ -75,7 +76,7 @@ def make_job(
     limits = max_tokens if len(max_tokens) == n else [max_tokens[0]] * n
     choices = tuple(SamplingParams(seed=k, max_tokens=limit) for k, limit in enumerate(limits))
     batch = (Request("m", TokenPrompt(tuple(prompt)), choices),) * prompts
-    return GenerationJob(kind, "id-1", 1, "m", batch, n, stop, stream, usage, "req-1")
+    return GenerationJob(kind, "id-1", 1, "m", batch, n, TextRules(stop=stop), stream, usage, "req-1")
 
 
 @asynccontextmanager

@@ -8,8 +8,9 @@ import pytest
 from engine.api import ChoiceFailed, EndReason, EngineDead, Request, SamplingParams, TokenPrompt
 from engine.config import EngineConfig
 from engine.fake import FakeEngine, TokenRule
+from service.choice_text import ChoiceEvent, TextRules
 from service.fan_out import FanOut
-from service.generation import ChoiceEvent, generate
+from service.generation import generate
 from service.job import GenerationJob
 from service.tokenizer import ByteTokenizer
 
@@ -24,7 +25,9 @@ def script(*answers: bytes) -> TokenRule:
 def make_job(n: int = 1, *, stop: Sequence[str] = (), prompts: int = 1, **params: object) -> GenerationJob:
     choices = tuple(SamplingParams(seed=k, **params) for k in range(n))  # type: ignore[arg-type]
     request = Request("m", TokenPrompt((1, 2, 3)), choices)
-    return GenerationJob("chat", "chatcmpl-1", 1, "m", (request,) * prompts, n, tuple(stop), True, False, None)
+    return GenerationJob(
+        "chat", "chatcmpl-1", 1, "m", (request,) * prompts, n, TextRules(stop=tuple(stop)), True, False, None
+    )
 
 
 async def events_of(engine: FakeEngine, job: GenerationJob) -> list[ChoiceEvent]:

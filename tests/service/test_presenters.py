@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from engine.api import EndReason, PromptInfo, Request, SamplingParams, TokenPrompt
+from service.choice_text import ChoiceEvent, TextRules
 from service.fan_out import FanOut
-from service.generation import ChoiceEvent
 from service.job import GenerationJob
-from service.presenters import PRESENTERS, finish_reason, total
+from service.presenters import PRESENTERS
+from service.presenting import finish_reason, total
 
 KINDS: list[Literal["chat", "completion"]] = ["chat", "completion"]
 
@@ -18,7 +19,7 @@ KINDS: list[Literal["chat", "completion"]] = ["chat", "completion"]
 def make_job(kind: Literal["chat", "completion"], n: int, *, prompts: int = 1, usage: bool = False) -> GenerationJob:
     choices = tuple(SamplingParams(seed=k) for k in range(n))
     batch = tuple(Request("m", TokenPrompt((1,)), choices) for _ in range(prompts))
-    return GenerationJob(kind, f"{kind}-1", 7, "served", batch, n, (), True, usage, None)
+    return GenerationJob(kind, f"{kind}-1", 7, "served", batch, n, TextRules(), True, usage, None)
 
 
 def event(

@@ -1,0 +1,187 @@
+"""What the answers of both endpoints share: parts of choices, the facts of their ends, usage."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypedDict
+
+from msgspec import UNSET, Struct, UnsetType
+
+from engine.api import EndReason, PromptInfo, TokenPrompt
+from service.choice_text import ChoiceEvent
+from service.fan_out import FanOut
+from service.parsers import ToolCallArguments, ToolCallStart
+from service.schemas.common import (
+    CompletionTokensDetails,
+    ErrorDetail,
+    FinishReason,
+    PromptTokensDetails,
+    Usage,
+)
+from service.schemas.fan_out import ChoiceDetails, FanOutResult
+from service.token_entries import TokenEntry
+
+if TYPE_CHECKING:
+    from service.job import GenerationJob
+
+
+def finish_reason(end_reason: EndReason) -> FinishReason:
+    """OpenAI's word: anything but a stop is an answer that is not complete."""
+    return "stop" if end_reason is EndReason.STOP else "length"
+
+
+def total(counts: Iterable[int | None]) -> int:
+    """The sum of the known counts."""
+    return sum(count for count in counts if count is not None)
+
+
+class ChoiceFacts(TypedDict):
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    end_reason: str
+    error: ErrorDetail | UnsetType
+    details: ChoiceDetails | UnsetType
+
+
+@dataclass(slots=True)
+class Part:
+    """What has come of one choice since the last chunk, or ever: the sum of its events. end: its last one.
+
+    is_first: nothing of it has been shown yet. shown_index: the client's number for it.
+    """
+
+    index: int
+    shown_index: int
+    is_first: bool = True
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCallStart | ToolCallArguments] = field(default_factory=list)
+    entries: list[TokenEntry] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    end: ChoiceEvent | None = None
+
+    def add(self, event: ChoiceEvent) -> None:
+        self.text += event.text
+        self.reasoning += event.reasoning
+        self.calls += event.calls
+        self.entries += event.entries
+        self.token_ids += event.token_ids
+        if event.end_reason is not None:
+            self.end = event
+
+    @property
+    def is_visible(self) -> bool:
+        return bool(self.text or self.reasoning or self.calls or self.end is not None)
+
+
+class Presenter(ABC):
+    """One answer. Every event goes to `chunks` (and then `last_chunks`), or every event to `collect` (and then `body`).
+
+    prompts: live; num_cached_tokens is read when the usage is. fan_out: has seen every event already.
+    """
+
+    def __init__(self, job: GenerationJob, prompts: Sequence[PromptInfo], fan_out: FanOut) -> None:
+        self._job = job
+        self._prompts = prompts
+        self._fan_out = fan_out
+        self._num_open = job.num_choices
+        self._num_completion_tokens = 0
+        self._num_reasoning_tokens = 0
+        self._called: set[int] = set()
+        self._parts = [Part(index, index) for index in range(job.num_choices)]
+
+    def usage(self) -> Usage:
+        """Each prompt counts once, the completions of all choices together."""
+        prompt_tokens = total(prompt.num_tokens for prompt in self._prompts)
+        cached_tokens = total(prompt.num_cached_tokens for prompt in self._prompts)
+        reasoning = CompletionTokensDetails(reasoning_tokens=self._num_reasoning_tokens)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=self._num_completion_tokens,
+            total_tokens=prompt_tokens + self._num_completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
+            completion_tokens_details=reasoning if self._job.show.reasoning else UNSET,
+        )
+
+    def chunks(self, event: ChoiceEvent) -> list[Struct]:
+        """What an event adds to the stream; nothing while its text is held back."""
+        part = self._add(event)
+        self._num_open -= event.end_reason is not None
+        chunks = self._opening(part)
+        if part.is_visible:
+            self._parts[event.index] = Part(event.index, event.index, is_first=False)
+            chunks += self._chunks(part)
+        return chunks
+
+    def last_chunks(self) -> list[Struct]:
+        return [self._usage_chunk(self.usage())] if self._job.include_usage else []
+
+    def collect(self, event: ChoiceEvent) -> None:
+        self._add(event)
+
+    def body(self) -> Struct:
+        """The whole answer, once every choice has ended: the choices that the fan-out keeps, in its order."""
+        kept = [self._parts[index] for index in self._fan_out.order()]
+        for number, part in enumerate(kept):
+            part.shown_index = number if self._job.show.renumbered else part.index
+        return self._body(kept)
+
+    def _add(self, event: ChoiceEvent) -> Part:
+        self._num_completion_tokens += event.num_tokens or 0
+        self._num_reasoning_tokens += event.num_reasoning_tokens
+        if event.calls:
+            self._called.add(event.index)
+        part = self._parts[event.index]
+        part.add(event)
+        return part
+
+    @property
+    def _result(self) -> FanOutResult | UnsetType:
+        """What the last chunk of all says of the choices together: one without choices would break clients' loops."""
+        is_last = self._num_open == 0 and not self._job.include_usage
+        return self._all_results if is_last else UNSET
+
+    @property
+    def _all_results(self) -> FanOutResult | UnsetType:
+        return self._fan_out.result() or UNSET
+
+    def _facts(self, event: ChoiceEvent) -> ChoiceFacts:
+        """The fields that both kinds of answer have for a choice that has ended, in both modes."""
+        assert event.end_reason is not None
+        called = event.index in self._called and event.end_reason is EndReason.STOP and not self._job.show.named_call
+        return {
+            "finish_reason": "tool_calls" if called else finish_reason(event.end_reason),
+            "stop_reason": event.stop_reason,
+            "end_reason": event.end_reason.value,
+            "error": event.error or UNSET,
+            "details": self._fan_out.details(event.index) or UNSET,
+        }
+
+    @property
+    def _chunk_usage(self) -> Usage | UnsetType | None:
+        if self._job.show.running_usage:
+            return self.usage()
+        return None if self._job.include_usage else UNSET
+
+    def _token_ids(self, part: Part) -> list[int] | UnsetType:
+        return part.token_ids if self._job.show.token_ids else UNSET
+
+    def _prompt_token_ids(self, index: int) -> list[int] | UnsetType:
+        """Of the prompt that the choice belongs to."""
+        prompt = self._job.batch[index // self._job.n].prompt
+        return list(prompt.token_ids) if self._job.show.token_ids and isinstance(prompt, TokenPrompt) else UNSET
+
+    def _opening(self, part: Part) -> list[Struct]:
+        """What comes before anything of a choice is visible."""
+        return []
+
+    @abstractmethod
+    def _chunks(self, part: Part) -> list[Struct]: ...
+
+    @abstractmethod
+    def _usage_chunk(self, usage: Usage) -> Struct: ...
+
+    @abstractmethod
+    def _body(self, parts: Sequence[Part]) -> Struct: ...

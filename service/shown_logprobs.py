@@ -1,0 +1,52 @@
+"""Token entries as the two endpoints show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.schemas.logprobs import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from service.token_entries import TokenEntry
+
+
+def chat_logprobs(entries: Sequence[TokenEntry], num_top: int) -> ChatLogprobs:
+    return ChatLogprobs(
+        content=[
+            TokenLogprob(
+                token=entry.token.decode(errors="replace"),
+                logprob=entry.logprob or 0.0,
+                bytes=list(entry.token),
+                top_logprobs=[
+                    TopLogprob(token=token.decode(errors="replace"), logprob=logprob, bytes=list(token))
+                    for token, logprob in entry.top[:num_top]
+                ],
+            )
+            for entry in entries
+        ]
+    )
+
+
+def completion_logprobs(entries: Sequence[TokenEntry], num_top: int) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        tokens=[_spelled(entry.token) for entry in entries],
+        token_logprobs=[entry.logprob for entry in entries],
+        top_logprobs=[_top(entry, num_top) for entry in entries] if num_top else None,
+        text_offset=[entry.offset for entry in entries],
+    )
+
+
+def _top(entry: TokenEntry, num_top: int) -> dict[str, float] | None:
+    """Of two tokens with one spelling the likelier one counts."""
+    if entry.logprob is None:
+        return None
+    top: dict[str, float] = {}
+    for token, logprob in (*entry.top[:num_top], (entry.token, entry.logprob)):
+        top.setdefault(_spelled(token), logprob)
+    return top
+
+
+def _spelled(token: bytes) -> str:
+    """Exact, so that tokens that are parts of characters stay apart."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)

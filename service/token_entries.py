@@ -1,0 +1,63 @@
+"""Log probabilities on their way to the client: each waits for the end of its token's text."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from engine.api import TokenLogprobs
+from service.tokenizer import Tokenizer
+
+LEAST_LOGPROB = -9999.0
+"""OpenAI's number for "very unlikely"; JSON has no infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """A token as the client sees it. token: its exact bytes. logprob: None for a prompt's first token, which nothing
+    precedes. top: the likeliest tokens in its place, best first. offset: characters of the text before it.
+    """
+
+    token: bytes
+    logprob: float | None
+    top: tuple[tuple[bytes, float], ...]
+    offset: int
+
+
+class TokenEntries:
+    """Those of one choice, in order, each handed out once, when as much of the text is out as its token reaches into.
+
+    Tokens without visible text (a stop string's, the end of sequence) have entries like any other, at the text's end.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._waiting: deque[tuple[int, int, TokenLogprobs]] = deque()
+
+    def add(self, entry: TokenLogprobs, start: int, end: int) -> None:
+        """start, end: where its text begins and ends, in characters; one that is not complete counts."""
+        self._waiting.append((start, end, entry))
+
+    def take(self, num_out: int) -> tuple[TokenEntry, ...]:
+        """What the first num_out characters of the text complete."""
+        taken = []
+        while self._waiting and self._waiting[0][1] <= num_out:
+            start, _, entry = self._waiting.popleft()
+            taken.append(entry_of(entry, start, self._tokenizer))
+        return tuple(taken)
+
+    def take_all(self, length: int) -> tuple[TokenEntry, ...]:
+        """The rest, now that the text has ended with `length` characters."""
+        taken = tuple(entry_of(entry, min(start, length), self._tokenizer) for start, _, entry in self._waiting)
+        self._waiting.clear()
+        return taken
+
+
+def entry_of(entry: TokenLogprobs, offset: int, tokenizer: Tokenizer) -> TokenEntry:
+    top = tuple((tokenizer.token_bytes(token_id), _bounded(logprob)) for token_id, logprob in entry.top)
+    return TokenEntry(tokenizer.token_bytes(entry.token_id), _bounded(entry.logprob), top, offset)
+
+
+def _bounded(logprob: float) -> float:
+    """Rounding may lift the certain token above 0."""
+    return min(0.0, max(LEAST_LOGPROB, logprob))
