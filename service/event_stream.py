@@ -11,7 +11,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from engine.api import EngineError, Submission, TokenPrompt
+from engine.api import EndReason, EngineError, Submission, TokenPrompt
 from service.choice_text import ChoiceEvent
 from service.errors import ApiError, error_body
 from service.fan_out import FanOut
@@ -173,7 +173,10 @@ class GenerationResponse(ASGIResponse):
         """The metrics and the one log line of this request; it has no text of prompt or answer."""
         job, now = self._job, anyio.current_time()
         usage = None if self._presenter is None else self._presenter.usage()
-        self._services.metrics.record(outcome, 0 if usage is None else job.num_choices, usage)
+        fan_out = self._running.fan_out
+        cut = EndReason.ERROR if outcome == "error" else EndReason.CANCELLED
+        ends = () if fan_out is None else fan_out.end_reasons(cut)
+        self._services.metrics.record(outcome, 0 if usage is None else job.num_choices, usage, ends)
         self._services.quotas.spend(job.caller, 0 if usage is None else usage.completion_tokens)
         first_event_at = now if self._first_event_at is None else self._first_event_at
         log_event(

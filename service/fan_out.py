@@ -141,6 +141,10 @@ class FanOut:
     def end_reason(self, index: int) -> EndReason | None:
         return self._choices[index].end_reason
 
+    def end_reasons(self, otherwise: EndReason) -> list[EndReason]:
+        """Of all choices; otherwise: of those that have not ended."""
+        return [choice.end_reason or otherwise for choice in self._choices]
+
     def num_tokens(self, index: int) -> int:
         return self._choices[index].num_tokens
 

@@ -35,7 +35,7 @@ class Metrics(Collector):
     def record(
         self, outcome: Outcome, num_choices: int, usage: Usage | None, end_reasons: Iterable[EndReason] = ()
     ) -> None:
-        """Once for each generation request, at its end. num_choices: those asked for. end_reasons: of those that ran."""
+        """Once for each generation request, at its end. num_choices: all that were asked for. end_reasons: theirs."""
         self._requests[outcome] += 1
         if outcome != "refused":
             self._choices += num_choices

@@ -241,3 +241,22 @@ async def test_limits_of_requests_at_once_and_tokens_are_429_before_anything_is_
             await answer(services, replace(make_job(), caller=poor))  # 3 + 5 are spent, of 6
         assert 40 <= int(caught.value.info.headers["Retry-After"]) <= 60
         assert outcomes(services)["refused"] == 2
+
+
+async def test_metrics_say_why_choices_ended_and_count_what_was_cut_short() -> None:
+    async with services_of(FakeEngine(EngineConfig(), rule=lambda seed, *_: -1 if seed == 3 else 97)) as services:
+        async with anyio.create_task_group() as group:
+            group.start_soon(answer, services, make_job(3, max_tokens=(2, ENDLESS, ENDLESS)))
+            await until(lambda: services.engine.health().generation_tokens > 20)
+            only(services).cancel()
+        client = Client()
+        async with anyio.create_task_group() as group:
+            group.start_soon(answer, services, make_job(2, max_tokens=(ENDLESS,)), client)
+            await until(lambda: bool(client.bodies))
+            client.gone.set()
+        await answer(services, make_job(4, max_tokens=(ENDLESS,)))
+        lines = services.metrics.render().decode().splitlines()
+        ends = {line.split('"')[1]: int(float(line.split()[-1])) for line in lines if "ended_total{" in line}
+        assert ends == {"stop": 0, "length": 1, "deadline": 0, "cancelled": 4, "error": 4}
+        made = next(float(line.split()[-1]) for line in lines if line.startswith("chorus_generation_tokens_total"))
+        assert made == services.engine.health().generation_tokens
