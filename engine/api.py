@@ -118,13 +118,78 @@ Prompt = TokenPrompt | TextPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class JsonObject:
+    """Any JSON object. param, here and below: the field of the client that asks for it, named in refusals."""
+
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """JSON text that a schema (itself JSON text) accepts, with at most one space wherever whitespace may stand."""
+
+    schema: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """Text that the pattern matches as a whole, in the syntax of Rust's `regex`; no lookaround."""
+
+    pattern: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """Text of llguidance's dialect of Lark grammars."""
+
+    grammar: str
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the options, exactly."""
+
+    options: tuple[str, ...]
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBlock:
+    """Fixed text, JSON text that the schema accepts, fixed text: a tool call, say."""
+
+    before: str
+    value: JsonSchema
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBlocks:
+    """`start`, then one to max_blocks (None: any number) of the blocks in any order with `separator` between, `end`."""
+
+    blocks: tuple[JsonBlock, ...]
+    param: str
+    start: str = ""
+    separator: str = ""
+    end: str = ""
+    max_blocks: int | None = None
+
+
+Constraint = JsonObject | JsonSchema | Regex | Lark | Choice | JsonBlocks
+"""What a choice's text must be, as a specification: entering `submit` compiles it or raises InvalidConstraint."""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one choice is drawn. Ranges are checked by the service; a seed is always given.
 
     temperature 0 is greedy. top_k 0 keeps all. top_p and min_p are probabilities in [0, 1]; top_p 0 keeps the likeliest
     token alone. seed: [0, 2**64). max_tokens: at least 1, None for up to the context's end. min_tokens: no stop token
     is drawn before so many. logit_bias: (token id, bias) pairs. logprobs: None for none, k for the chosen token's and
-    the k best.
+    the k best. constraint: needs Capability.CONSTRAINTS; where its text can only end, the choice does, whatever
+    ignore_eos and min_tokens say.
     """
 
     seed: int
@@ -141,6 +206,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +379,8 @@ class Engine(Protocol):
         ...
 
     def submit(self, batch: Sequence[Request]) -> AbstractAsyncContextManager[Submission]:
-        """Admit all choices of all requests, or raise EngineNotReady, EngineOverloaded, RequestTooLarge, EngineDead.
+        """Admit all choices of all requests, or raise EngineNotReady, EngineOverloaded, RequestTooLarge, EngineDead,
+        InvalidConstraint, UnsupportedByEngine.
 
         Leaving the context aborts what is left and waits, for a bounded time, until the engine has let go.
         """

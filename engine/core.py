@@ -8,6 +8,7 @@ from collections import deque
 
 from engine.api import ChoiceUpdate, EndReason, StepRecord
 from engine.config import EngineConfig
+from engine.grammar import Matcher
 from engine.kv_cache import KVCache
 from engine.plan import ModelRunner, SampledToken, StepPlan
 from engine.planner import build_plan
@@ -103,9 +104,9 @@ class EngineCore:
         )
 
     def _book(self, sequence: Sequence, token: SampledToken) -> Update:
-        if token.token_id < 0:
+        error = _error_of(sequence.matcher, token.token_id)
+        if error is not None:
             self.scheduler.end(sequence, keep=False)
-            error = "the model produced non-finite logits for this choice"
             return sequence, ChoiceUpdate(end_reason=EndReason.ERROR, error=error)
         sequence.output_ids.append(token.token_id)
         sequence.num_posted += 1
@@ -118,8 +119,11 @@ class EngineCore:
 
     def _end_of(self, sequence: Sequence, token_id: int) -> tuple[EndReason | None, int | None]:
         params = sequence.params
+        is_eos = token_id in self.runner.eos_token_ids
+        if is_eos and sequence.matcher is not None:
+            return EndReason.STOP, None  # nothing may follow, not even where other choices would go on
         if len(sequence.output_ids) >= params.min_tokens:
-            if token_id in self.runner.eos_token_ids and not params.ignore_eos:
+            if is_eos and not params.ignore_eos:
                 return EndReason.STOP, None
             if token_id in params.stop_token_ids:
                 return EndReason.STOP, token_id
@@ -132,3 +136,14 @@ class EngineCore:
         if not self.has_work:
             self.cache.check()
             assert self.cache.num_held == 0, f"{self.cache.num_held} KV pages are held although nothing runs"
+
+
+def _error_of(matcher: Matcher | None, token_id: int) -> str | None:
+    """Why a choice cannot go on with the token that was drawn for it; its matcher goes on with one that fits."""
+    if matcher is not None and matcher.error is not None:
+        return f"the constraint cannot be kept any further: {matcher.error}"
+    if token_id < 0:
+        return "the model produced non-finite logits for this choice"
+    if matcher is not None and not matcher.accept(token_id):
+        return "the model runner drew a token that the constraint does not allow"
+    return None

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.api import SamplingParams, TokenLogprobs
 
 PAGE_SIZE = 32
@@ -40,6 +43,8 @@ class SamplingRow:
     position: absolute position of the token to be drawn; with params.seed it determines the random number.
     prompt_ids, output_ids: what penalties look at (live lists; the runner only reads them, within the step).
     blocked_ids: tokens whose logits count as -inf now (stop tokens before min_tokens).
+    allowed: [ceil(V / 32)] bit mask of the tokens that may be drawn (bit t % 32 of word t // 32), None for all. It does
+    not change within the step. Where no bit is set, no token is to be drawn: -1.
     """
 
     logits_row: int
@@ -48,6 +53,7 @@ class SamplingRow:
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
     blocked_ids: Sequence[int] = ()
+    allowed: NDArray[np.uint32] | None = None
 
 
 @dataclass(slots=True)
@@ -70,7 +76,9 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """token_id is -1 when the row's logits held no finite maximum (that choice fails, the others go on)."""
+    """token_id is -1 when the row's logits held no finite maximum, or none that is allowed (that choice fails, the
+    others go on).
+    """
 
     token_id: int
     logprobs: TokenLogprobs | None = None

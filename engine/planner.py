@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.plan import KEY_TILE, PAGE_SIZE, AttentionSegment, SamplingRow, StepPlan
 from engine.scheduler import Chunk, Schedule
 from engine.sequence import PAGES_PER_TILE, KVPath, Sequence
@@ -98,6 +101,9 @@ def _add_draw(plan: StepPlan, sequence: Sequence, logits_row: int, eos_token_ids
     blocked: tuple[int, ...] = ()
     if len(sequence.output_ids) < params.min_tokens:
         blocked = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
+    allowed = None
+    if sequence.matcher is not None:
+        allowed, blocked = _without(sequence.matcher.allowed(), blocked), ()
     plan.sampling_rows.append(
         SamplingRow(
             logits_row=logits_row,
@@ -106,5 +112,16 @@ def _add_draw(plan: StepPlan, sequence: Sequence, logits_row: int, eos_token_ids
             prompt_ids=sequence.prompt.token_ids,
             output_ids=sequence.output_ids,
             blocked_ids=blocked,
+            allowed=allowed,
         )
     )
+
+
+def _without(allowed: NDArray[np.uint32], blocked: List[int]) -> NDArray[np.uint32]:
+    """The mask less the blocked tokens, unless they are all that is left: a text that can only end does."""
+    if not blocked:
+        return allowed
+    left = allowed.copy()
+    for token_id in blocked:
+        left[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
+    return left if left.any() else allowed

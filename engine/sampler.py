@@ -34,6 +34,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     finite = torch.isfinite(scores.amax(dim=-1)).tolist()
     logprobs = _logprobs(scores, rows)
     _apply_penalties(scores, rows)
+    _apply_masks(scores, rows, finite)
     greedy = scores.argmax(dim=-1)
     drawn = _draw(scores, rows, greedy)
     chosen = drawn.tolist()
@@ -86,6 +87,20 @@ def _apply_penalties(scores: Tensor, rows: Sequence[SamplingRow]) -> None:
             made = torch.tensor(row.output_ids, device=scores.device)
             made, counts = made.unique(return_counts=True)
             scores_row[made] -= params.frequency_penalty * counts + params.presence_penalty
+
+
+def _apply_masks(scores: Tensor, rows: Sequence[SamplingRow], finite: list[bool]) -> None:
+    """Take what is not allowed out, in place. finite: cleared for rows that nothing is left of."""
+    masks = {number: row.allowed for number, row in enumerate(rows) if row.allowed is not None}
+    if not masks:
+        return
+    masked = list(masks)
+    packed = torch.from_numpy(np.stack(list(masks.values())).view(np.uint8)).to(scores.device)  # [M, bytes]
+    bits = packed[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=scores.device) & 1
+    allowed = bits.flatten(1)[:, : scores.shape[-1]].bool()
+    scores[masked] = scores[masked].masked_fill(~allowed, -math.inf)
+    for number, is_left in zip(masked, torch.isfinite(scores[masked].amax(dim=-1)).tolist(), strict=True):
+        finite[number] = finite[number] and is_left
 
 
 def _draw(scores: Tensor, rows: Sequence[SamplingRow], greedy: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.api import ChoiceUpdate, PromptInfo, SamplingParams
+from engine.grammar import Matcher
 from engine.kv_cache import Segment
 from engine.plan import KEY_TILE, PAGE_SIZE
 
@@ -64,13 +65,15 @@ class KVPath:
 class Sequence:
     """One choice. While it decodes, `kv` is set and holds all tokens but the last drawn one.
 
-    num_posted: updates made so far, against sink.num_taken.
+    num_posted: updates made so far, against sink.num_taken. matcher: where it stands in its constraint; it goes on when
+    a token is booked, and so takes no notice of preemption.
     """
 
     prompt: PromptState
     params: SamplingParams
     sink: UpdateSink
     max_tokens: int
+    matcher: Matcher | None = None
     id: int = field(default_factory=lambda: next(_sequence_ids))
     output_ids: list[int] = field(default_factory=list)
     kv: KVPath | None = None

@@ -24,6 +24,7 @@ from anyio.lowlevel import current_token
 from engine.admission import Admission, token_limits
 from engine.api import (
     Capability,
+    Constraint,
     EndReason,
     EngineDead,
     EngineHealth,
@@ -35,9 +36,11 @@ from engine.api import (
     SamplingParams,
     StepRecord,
     Submission,
+    UnsupportedByEngine,
 )
 from engine.config import EngineConfig, ModelLoadError
 from engine.core import EngineCore
+from engine.grammar import GrammarCompiler, Matcher, load_compiler
 from engine.plan import PAGE_SIZE, ModelRunner
 from engine.sequence import Prefill, PromptState, Update
 from engine.sequence import Sequence as EngineSequence
@@ -67,6 +70,9 @@ class _Abort:
     reason: EndReason
 
 
+_NUM_COMPILERS = 2
+"""Constraints that are compiled at a time; the worst take seconds of a core."""
+
 _WAKE = object()
 _STOP = object()
 
@@ -79,6 +85,8 @@ class EngineThread:
         self._load = load
         self._admission = Admission(config)
         self._core: EngineCore | None = None
+        self._compiler: GrammarCompiler | None = None
+        self._compile_limiter = anyio.CapacityLimiter(_NUM_COMPILERS)
         self._info = EngineInfo(config.served_model_name, "loading", _CAPABILITIES, max_num_seqs=config.max_num_seqs)
         self._health = EngineHealth(EngineState.LOADING, "the model is being loaded")
         self._state = EngineState.LOADING
@@ -131,7 +139,7 @@ class EngineThread:
 
     @asynccontextmanager
     async def submit(self, batch: Sequence[Request]) -> AsyncIterator[Submission]:
-        streams, prefills = self._admit(batch)
+        streams, prefills = self._admit(batch, await self._compile(batch))
         released = anyio.Event()
         live = len(streams)
 
@@ -166,11 +174,23 @@ class EngineThread:
     def last_steps(self) -> Sequence[StepRecord]:
         return [] if self._core is None else list(self._core.steps)
 
-    def _admit(self, batch: Sequence[Request]) -> tuple[dict[EngineSequence, BufferedChoiceStream], list[Prefill]]:
-        """Check and book the whole batch, or raise with nothing booked."""
-        self._raise_if_dead()
-        if self._state is not EngineState.READY:
-            raise EngineNotReady(self._reason or "the engine is not ready", retry_after=5.0)
+    async def _compile(self, batch: Sequence[Request]) -> dict[Constraint, Matcher]:
+        """A matcher at its start for each constraint of the batch; without any, nothing is awaited."""
+        choices = (params for request in batch for params in request.choices)
+        constraints = list(dict.fromkeys(p.constraint for p in choices if p.constraint is not None))
+        if not constraints:
+            return {}
+        self._raise_unless_ready()
+        compiler = self._compiler
+        if compiler is None:
+            raise UnsupportedByEngine(Capability.CONSTRAINTS)
+        return await anyio.to_thread.run_sync(compiler.compile_all, constraints, limiter=self._compile_limiter)
+
+    def _admit(
+        self, batch: Sequence[Request], matchers: dict[Constraint, Matcher]
+    ) -> tuple[dict[EngineSequence, BufferedChoiceStream], list[Prefill]]:
+        """Check and book the whole batch, or raise with nothing booked. matchers: of its constraints, to be forked."""
+        self._raise_unless_ready()
         limits = [token_limits(request, self._info) for request in batch]
         self._admission.book(sum(len(max_tokens) for _, max_tokens in limits), sum(len(ids) for ids, _ in limits))
         batch_id = next(self._arrivals)
@@ -182,17 +202,18 @@ class EngineThread:
             prompt = PromptState(token_ids, request.owner, request.cache_namespace, order, batch_id, info)
             sequences = []
             for params, limit in zip(request.choices, max_tokens, strict=True):
-                sequence, stream = self._open_stream(prompt, params, limit)
+                matcher = None if params.constraint is None else matchers[params.constraint].fork()
+                sequence, stream = self._open_stream(prompt, params, limit, matcher)
                 sequences.append(sequence)
                 streams[sequence] = stream
             prefills.append(Prefill(prompt, token_ids, sequences))
         return streams, prefills
 
     def _open_stream(
-        self, prompt: PromptState, params: SamplingParams, max_tokens: int
+        self, prompt: PromptState, params: SamplingParams, max_tokens: int, matcher: Matcher | None
     ) -> tuple[EngineSequence, BufferedChoiceStream]:
         stream = BufferedChoiceStream(lambda reason: self._inbox.put(_Abort([sequence], reason)), self._on_taken)
-        sequence = EngineSequence(prompt, params, stream, max_tokens)
+        sequence = EngineSequence(prompt, params, stream, max_tokens, matcher)
         self._streams[sequence.id] = stream
         return sequence, stream
 
@@ -203,6 +224,11 @@ class EngineThread:
     def _raise_if_dead(self) -> None:
         if self._state is EngineState.DEAD:
             raise EngineDead(self._reason or "the engine has died")
+
+    def _raise_unless_ready(self) -> None:
+        self._raise_if_dead()
+        if self._state is not EngineState.READY:
+            raise EngineNotReady(self._reason or "the engine is not ready", retry_after=5.0)
 
     def _deliver(self, updates: list[Update]) -> None:
         for sequence, update in updates:
@@ -235,6 +261,7 @@ class EngineThread:
         try:
             runner = self._load(self._config)
             core = self._core = EngineCore(self._config, runner)
+            self._compiler = load_compiler(runner.model_path, runner.vocab_size, runner.eos_token_ids)
             self._publish(core)
             self._call_loop(self._on_loaded, self._loaded_info(runner))
             self._loop(core)
@@ -250,12 +277,16 @@ class EngineThread:
         return replace(
             self._info,
             backend=runner.name,
-            capabilities=_CAPABILITIES | ({Capability.BITWISE} if runner.bitwise else frozenset()),
+            capabilities=self._capabilities(runner),
             max_model_len=min(runner.max_model_len, runner.num_pages * PAGE_SIZE),
             vocab_size=runner.vocab_size,
             eos_token_ids=runner.eos_token_ids,
             model_path=runner.model_path,
         )
+
+    def _capabilities(self, runner: ModelRunner) -> frozenset[Capability]:
+        more = {Capability.BITWISE: runner.bitwise, Capability.CONSTRAINTS: self._compiler is not None}
+        return _CAPABILITIES.union(capability for capability, is_there in more.items() if is_there)
 
     def _loop(self, core: EngineCore) -> None:
         runnable = False
