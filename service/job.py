@@ -21,7 +21,7 @@ class ShowRules:
     logprobs: how many likeliest tokens beside the drawn one's; None for no log probabilities. token_ids: those of
     prompts and choices. running_usage: on every chunk. reasoning: it is told apart. may_call: choices may call tools;
     named_call: the client said which one, so that a call is no news. renumbered: the choices that are kept count as if
-    there were no others.
+    there were no others. echo: the prompts' texts, which precede the choices'.
     """
 
     logprobs: int | None = None
@@ -31,6 +31,7 @@ class ShowRules:
     may_call: bool = False
     named_call: bool = False
     renumbered: bool = False
+    echo: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

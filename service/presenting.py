@@ -90,7 +90,11 @@ class Presenter(ABC):
         self._num_completion_tokens = 0
         self._num_reasoning_tokens = 0
         self._called: set[int] = set()
-        self._parts = [Part(index, index) for index in range(job.num_choices)]
+        self._parts = [self._first_part(index) for index in range(job.num_choices)]
+
+    def _first_part(self, index: int) -> Part:
+        echo = self._job.show.echo
+        return Part(index, index, text=echo[index // self._job.n] if echo else "")
 
     def usage(self) -> Usage:
         """Each prompt counts once, the completions of all choices together."""

@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -15,11 +15,13 @@ import anyio
 from engine import api
 from service.auth import ANYONE, Caller
 from service.choice_text import TextRules
-from service.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, invalid, model_not_found
+from service.detokenizer import IncrementalDetokenizer
+from service.errors import CONTEXT_LENGTH_EXCEEDED, invalid, model_not_found
 from service.fan_out import FanOutRules, fan_out_rules
 from service.job import Arrival, GenerationJob, ShowRules
 from service.lifespan import Services
 from service.messages import render_messages
+from service.sampling import check_sampling, choices, given, stop_strings
 from service.schemas.chat import ChatCompletionRequest
 from service.schemas.common import SamplingFields
 from service.schemas.completions import CompletionRequest
@@ -28,10 +30,7 @@ from service.tokenizer import TemplateError, Tokenizer
 
 T = TypeVar("T")
 
-MAX_STOP_BYTES = 16 * 1024
 DEFAULT_COMPLETION_TOKENS = 16
-GREEDY_BELOW = 1e-5
-"""Dividing logits by less than this overflows; the draw is greedy long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,10 @@ class _Plan:
     prompt_param: Literal["messages", "prompt"]
     max_tokens: int | None
     max_tokens_param: str
+    n: int
     fan_out: FanOutRules
-    logprobs: int | None
+    show: ShowRules
+    text: TextRules
 
 
 async def prepare_chat(request: ChatCompletionRequest, services: Services, arrival: Arrival) -> GenerationJob:
@@ -52,8 +53,19 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
     _check_common(request, services, CHAT_FIELDS)
     max_tokens, max_tokens_param = _chat_max_tokens(request)
     messages = render_messages(request.messages)
-    _check_sampling(request, max_tokens, num_prompts=1, services=services)
-    fan_out = _fan_out(request, services, arrival.caller)
+    n = given(request.n, 1)
+    check_sampling(request, max_tokens, n, 1, services.settings)
+    plan = _Plan(
+        "chat",
+        "chatcmpl-",
+        "messages",
+        max_tokens,
+        max_tokens_param,
+        n,
+        _fan_out(request, n, services, arrival.caller),
+        ShowRules(logprobs=_chat_logprobs(request)),
+        TextRules(stop=stop_strings(request)),
+    )
     _check_num_messages(len(messages), services)
 
     def encode(tokenizer: Tokenizer) -> list[list[int]]:
@@ -62,17 +74,33 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
         except TemplateError as error:
             raise invalid(str(error), "messages") from None
 
-    plan = _Plan("chat", "chatcmpl-", "messages", max_tokens, max_tokens_param, fan_out, _chat_logprobs(request))
-    return _job(request, plan, await _tokens(encode, services), services, arrival)
+    return _job(request, plan, await _in_thread(encode, services), services, arrival)
 
 
 async def prepare_completion(request: CompletionRequest, services: Services, arrival: Arrival) -> GenerationJob:
     """Raises ApiError (4xx), EngineNotReady and EngineDead."""
     _check_common(request, services, COMPLETION_FIELDS)
-    max_tokens = _given(request.max_tokens, DEFAULT_COMPLETION_TOKENS)
+    max_tokens = given(request.max_tokens, DEFAULT_COMPLETION_TOKENS)
     prompts = _prompts(request.prompt)
-    _check_sampling(request, max_tokens, num_prompts=len(prompts), services=services)
-    fan_out = _fan_out(request, services, arrival.caller)
+    n = _num_drawn(request)
+    check_sampling(request, max_tokens, n, len(prompts), services.settings)
+    fan_out = _fan_out(request, n, services, arrival.caller)
+    has_best = n > given(request.n, 1)
+    if request.echo and request.logprobs is not None:
+        message = "`echo` with `logprobs` needs log probabilities of the prompt, which this engine does not give."
+        raise invalid(message, "echo", "unsupported_parameter")
+
+    plan = _Plan(
+        "completion",
+        "cmpl-",
+        "prompt",
+        max_tokens,
+        "max_tokens",
+        n,
+        replace(fan_out, rank=True, keep=given(request.n, 1)) if has_best else fan_out,
+        ShowRules(logprobs=request.logprobs, renumbered=has_best),
+        TextRules(stop=stop_strings(request), continues=True),
+    )
 
     def encode(tokenizer: Tokenizer) -> list[list[int]]:
         return [
@@ -80,12 +108,31 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
             for prompt in prompts
         ]
 
-    plan = _Plan("completion", "cmpl-", "prompt", max_tokens, "max_tokens", fan_out, request.logprobs)
-    return _job(request, plan, await _tokens(encode, services), services, arrival)
+    job = _job(request, plan, await _in_thread(encode, services), services, arrival)
+    if not request.echo:
+        return job
+    texts = await _in_thread(lambda tokenizer: tuple(_text(prompt, tokenizer) for prompt in prompts), services)
+    return replace(job, show=replace(job.show, echo=texts))
 
 
-def _given(value: T | None, default: T) -> T:
-    return default if value is None else value
+def _text(prompt: str | list[int], tokenizer: Tokenizer) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    detokenizer = IncrementalDetokenizer(tokenizer, continues=False, hides=lambda _: False)
+    return "".join(map(detokenizer.feed, prompt))
+
+
+def _num_drawn(request: CompletionRequest) -> int:
+    """Choices to draw for each prompt: the n that are returned are the best of them."""
+    n = given(request.n, 1)
+    best_of = given(request.best_of, n)
+    if best_of < n:
+        raise invalid(f"`best_of` ({best_of}) is less than `n` ({n}).", "best_of")
+    if best_of > n and request.stream:
+        raise invalid("`best_of` above `n` needs an answer that is not streamed.", "best_of")
+    if best_of > n and request.fan_out is not None:
+        raise invalid("`best_of` above `n` and `fan_out` both say which choices are kept; give one.", "best_of")
+    return best_of
 
 
 def _check_common(request: SamplingFields, services: Services, fields: Mapping[str, FieldRule]) -> None:
@@ -93,12 +140,11 @@ def _check_common(request: SamplingFields, services: Services, fields: Mapping[s
         raise model_not_found(request.model)
     for name, rule in fields.items():
         if rule.use is Use.REFUSED and "[" not in name:
-            _refuse(name, getattr(request, name), rule, request)
+            _refuse(name, getattr(request, name), rule)
 
 
-def _refuse(name: str, value: object, rule: FieldRule, request: SamplingFields) -> None:
-    # best_of only picks among choices that are not returned: with as many as n there are none
-    if value is None or value in rule.neutral or (name == "best_of" and value == _given(request.n, 1)):
+def _refuse(name: str, value: object, rule: FieldRule) -> None:
+    if value is None or value in rule.neutral:
         return
     accepted = ", ".join(json.dumps(neutral) for neutral in rule.neutral)
     hint = f"; accepted: {accepted}" if accepted else ""
@@ -119,38 +165,15 @@ def _chat_max_tokens(request: ChatCompletionRequest) -> tuple[int | None, str]:
 
 def _chat_logprobs(request: ChatCompletionRequest) -> int | None:
     if request.logprobs:
-        return _given(request.top_logprobs, 0)
+        return given(request.top_logprobs, 0)
     if request.top_logprobs is not None:
         raise invalid("`top_logprobs` is only allowed with `logprobs`.", "top_logprobs")
     return None
 
 
-def _check_sampling(request: SamplingFields, max_tokens: int | None, num_prompts: int, services: Services) -> None:
-    """What spans fields or depends on settings, as far as it needs no model."""
-    settings, n = services.settings, _given(request.n, 1)
-    if n > settings.max_n:
-        raise invalid(f"`n` is {n}, more than this server's limit of {settings.max_n}.", "n")
-    if n * num_prompts > settings.max_choices:
-        many = f"{num_prompts} prompts with n={n} make {n * num_prompts} choices"
-        message = f"{many}, more than this server admits at once ({settings.max_choices})."
-        raise invalid(message, "n" if n > 1 else "prompt")
-    if request.stream_options is not None and not request.stream:
-        raise invalid("`stream_options` is only allowed with `stream`.", "stream_options")
-    if max_tokens is not None and _given(request.min_tokens, 0) > max_tokens:
-        raise invalid(f"`min_tokens` ({request.min_tokens}) exceeds `max_tokens` ({max_tokens}).", "min_tokens")
-    if sum(len(stop.encode()) for stop in _stop(request)) > MAX_STOP_BYTES:
-        raise invalid(f"`stop` has more than {MAX_STOP_BYTES} bytes.", "stop")
-
-
-def _fan_out(request: SamplingFields, services: Services, caller: Caller) -> FanOutRules:
-    n = _given(request.n, 1)
+def _fan_out(request: SamplingFields, n: int, services: Services, caller: Caller) -> FanOutRules:
     services.quotas.check_n(caller, n)
     return fan_out_rules(request.fan_out, n, stream=bool(request.stream))
-
-
-def _stop(request: SamplingFields) -> tuple[str, ...]:
-    stop = _given(request.stop, [])
-    return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -177,7 +200,7 @@ def _check_num_messages(num_messages: int, services: Services) -> None:
         raise invalid(message, "messages", CONTEXT_LENGTH_EXCEEDED)
 
 
-async def _tokens(encode: Callable[[Tokenizer], list[list[int]]], services: Services) -> list[list[int]]:
+async def _in_thread(encode: Callable[[Tokenizer], T], services: Services) -> T:
     """Off the event loop: long texts take seconds."""
     tokenizer = services.ready_tokenizer()
     return await anyio.to_thread.run_sync(encode, tokenizer, limiter=services.tokenizer_limiter)
@@ -190,11 +213,12 @@ def _job(
     for token_ids in prompts:
         _check_prompt(token_ids, plan, info)
         _check_context(len(token_ids), request, plan, info.max_model_len)
-    choices = _choices(request, plan, info.vocab_size)
+    logprobs = 0 if plan.show.logprobs is None and plan.fan_out.needs_logprobs else plan.show.logprobs
+    drawn = choices(request, plan.n, plan.max_tokens, logprobs, info.vocab_size)
     engine_request = partial(
         api.Request,
         request.model,
-        choices=choices,
+        choices=drawn,
         priority=_priority(request.priority, caller),
         owner=caller.owner,
         cache_namespace=caller.owner,
@@ -205,12 +229,12 @@ def _job(
         created=int(time.time()),
         model=request.model,
         batch=tuple(engine_request(api.TokenPrompt(tuple(ids))) for ids in prompts),
-        n=len(choices),
-        text=TextRules(stop=_stop(request), continues=plan.kind == "completion"),
+        n=plan.n,
+        text=plan.text,
         stream=bool(request.stream),
         include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
-        request_id=_given(request.request_id, arrival.request_id),
-        show=ShowRules(logprobs=plan.logprobs),
+        request_id=given(request.request_id, arrival.request_id),
+        show=plan.show,
         fan_out=plan.fan_out,
         caller=caller,
         received_at=arrival.received_at,
@@ -221,8 +245,8 @@ def _job(
 def _priority(wanted: int | None, caller: Caller) -> int:
     """A key bounds how far its requests can push ahead; where there are no keys nothing does."""
     if caller is ANYONE:
-        return _given(wanted, 0)
-    return max(_given(wanted, 0), _given(caller.limits.priority, 0))
+        return given(wanted, 0)
+    return max(given(wanted, 0), given(caller.limits.priority, 0))
 
 
 def _check_prompt(token_ids: Sequence[int], plan: _Plan, info: api.EngineInfo) -> None:
@@ -234,7 +258,7 @@ def _check_prompt(token_ids: Sequence[int], plan: _Plan, info: api.EngineInfo) -
 
 
 def _check_context(num_tokens: int, request: SamplingFields, plan: _Plan, limit: int) -> None:
-    wanted = _given(plan.max_tokens, max(1, _given(request.min_tokens, 0)))
+    wanted = given(plan.max_tokens, max(1, given(request.min_tokens, 0)))
     if num_tokens + wanted <= limit:
         return
     param: str = "min_tokens" if plan.max_tokens is None else plan.max_tokens_param
@@ -245,47 +269,3 @@ def _check_context(num_tokens: int, request: SamplingFields, plan: _Plan, limit:
         f"({num_tokens} in the prompt, {wanted} for the answer)."
     )
     raise invalid(message, param, CONTEXT_LENGTH_EXCEEDED)
-
-
-def _choices(request: SamplingFields, plan: _Plan, vocab_size: int) -> tuple[api.SamplingParams, ...]:
-    """Choice i draws from seed + i; without a seed all start from one fresh base."""
-    stop_token_ids = tuple(_given(request.stop_token_ids, []))
-    for token_id in stop_token_ids:
-        if token_id >= vocab_size:
-            raise _not_a_token(str(token_id), vocab_size, "stop_token_ids")
-    seed = _given(request.seed, secrets.randbits(63))
-    temperature = _given(request.temperature, 1.0)
-    logit_bias = _logit_bias(_given(request.logit_bias, {}), vocab_size)
-    return tuple(
-        api.SamplingParams(
-            seed=(seed + index) % 2**64,
-            temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
-            top_p=_given(request.top_p, 1.0),
-            top_k=max(0, _given(request.top_k, 0)),
-            min_p=_given(request.min_p, 0.0),
-            max_tokens=plan.max_tokens,
-            min_tokens=_given(request.min_tokens, 0),
-            stop_token_ids=stop_token_ids,
-            ignore_eos=_given(request.ignore_eos, False),
-            frequency_penalty=_given(request.frequency_penalty, 0.0),
-            presence_penalty=_given(request.presence_penalty, 0.0),
-            repetition_penalty=_given(request.repetition_penalty, 1.0),
-            logit_bias=logit_bias,
-            logprobs=0 if plan.logprobs is None and plan.fan_out.needs_logprobs else plan.logprobs,
-        )
-        for index in range(_given(request.n, 1))
-    )
-
-
-def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    pairs = []
-    for key, value in bias.items():
-        # one spelling for each id, so that none can be given twice
-        if not (key.isascii() and key.isdecimal() and len(key) < 10 and str(int(key)) == key and int(key) < vocab_size):
-            raise _not_a_token(key, vocab_size, "logit_bias")
-        pairs.append((int(key), value))
-    return tuple(pairs)
-
-
-def _not_a_token(spelling: str, vocab_size: int, param: str) -> ApiError:
-    return invalid(f"`{param}`: `{spelling}` is no token id from 0 to {vocab_size - 1}.", param)

@@ -16,7 +16,7 @@ class CompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_unknow
 
     prompt: str | list[str | int | list[int]]
 
-    best_of: int | None = None
+    best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     suffix: str | None = None

@@ -148,8 +148,8 @@ CHAT_FIELDS: Mapping[str, FieldRule] = {
 COMPLETION_FIELDS: Mapping[str, FieldRule] = {
     **_SHARED,
     "prompt": _honoured("text, token ids, or a list of either; special tokens in text are parsed"),
-    "best_of": _refused("no choices are made to be thrown away; it may equal n"),
-    "echo": _refused("the prompt is not repeated yet", False),
+    "best_of": _honoured("n to 128: as many are drawn, the n best by mean logprob returned; not streamed"),
+    "echo": _honoured("the prompt before each answer; not with `logprobs`, for the engine gives none of prompts"),
     "logprobs": _honoured("0 to 5 likeliest tokens beside the drawn one"),
     "suffix": _refused("nothing is inserted before a suffix", ""),
 }

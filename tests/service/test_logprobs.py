@@ -12,7 +12,7 @@ from engine.api import ChoiceUpdate, EndReason, TokenLogprobs
 from engine.fake import FakeEngine
 from service.choice_text import ChoiceEvent, ChoiceText, TextRules
 from service.detokenizer import StopStrings
-from service.parsers import TOOL_PARSERS, OutputParser, ThinkParser, Tool
+from service.parsers import REASONING_PARSERS, TOOL_PARSERS, OutputParser, Tool
 from service.shown_logprobs import completion_logprobs
 from service.token_entries import TokenEntry
 from service.tokenizer import ByteTokenizer
@@ -51,8 +51,9 @@ def test_logprobs_alone_are_those_of_the_drawn_tokens(client: Client) -> None:
         for choice in same_both_ways(client, CHAT, CHAT_BODY | fields):
             assert [entry["top_logprobs"] for entry in choice["logprobs"]["content"]] == [[]] * 9
             assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [-0.5 * k for k in range(1, 10)]
-    for fields in ({}, {"logprobs": False}, {"logprobs": None}):
-        assert [choice["logprobs"] for choice in same_both_ways(client, CHAT, CHAT_BODY | fields)] == [None, None]
+    for given in (False, None):
+        choices = same_both_ways(client, CHAT, CHAT_BODY | {"logprobs": given})
+        assert [choice["logprobs"] for choice in choices] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def events_of(text: str, end: EndReason | None = None, *, stop: Sequence[str] = 
 PARSERS: dict[str, Any] = {
     "none": None,
     "tools": lambda: OutputParser(None, TOOL_PARSERS["hermes"](TOOLS)),
-    "both": lambda: OutputParser(ThinkParser(), TOOL_PARSERS["hermes"](TOOLS)),
+    "both": lambda: OutputParser(REASONING_PARSERS["think"](), TOOL_PARSERS["hermes"](TOOLS)),
 }
 
 
