@@ -1,6 +1,6 @@
 """Any body whatever: an answer or a 4xx with the envelope that names a field, and a server that serves on.
 
-CHORUS_FUZZ_EXAMPLES in the environment asks for a longer run than CI's.
+FUZZ_EXAMPLES in the environment asks for a longer run than CI's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from service.settings import Settings
 from tests.service.apps import Client, check_error, serving
 
-EXAMPLES = int(os.environ.get("CHORUS_FUZZ_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))
 PATHS = {"/v1/chat/completions": CHAT_FIELDS, "/v1/completions": COMPLETION_FIELDS}
 SMALL = Settings(engine="fake", served_model_name="m", max_model_len=96, max_num_seqs=8, max_n=8, request_timeout=20)
 
