@@ -26,6 +26,7 @@ from service.schemas.chat import ChatCompletionRequest
 from service.schemas.common import SamplingFields
 from service.schemas.completions import CompletionRequest
 from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldRule, Use
+from service.structured import check_constraint, constraint_of
 from service.tokenizer import TemplateError, Tokenizer
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class _Plan:
     fan_out: FanOutRules
     show: ShowRules
     text: TextRules
+    constraint: api.Constraint | None
 
 
 async def prepare_chat(request: ChatCompletionRequest, services: Services, arrival: Arrival) -> GenerationJob:
@@ -65,6 +67,7 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
         _fan_out(request, n, services, arrival.caller),
         ShowRules(logprobs=_chat_logprobs(request)),
         TextRules(stop=stop_strings(request)),
+        constraint_of(request.response_format, request.structured_outputs),
     )
     _check_num_messages(len(messages), services)
 
@@ -100,6 +103,7 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
         replace(fan_out, rank=True, keep=given(request.n, 1)) if has_best else fan_out,
         ShowRules(logprobs=request.logprobs, renumbered=has_best),
         TextRules(stop=stop_strings(request), continues=True),
+        constraint_of(None, request.structured_outputs),
     )
 
     def encode(tokenizer: Tokenizer) -> list[list[int]]:
@@ -210,11 +214,12 @@ def _job(
     request: SamplingFields, plan: _Plan, prompts: list[list[int]], services: Services, arrival: Arrival
 ) -> GenerationJob:
     info, caller = services.engine.info, arrival.caller
+    check_constraint(plan.constraint, info)
     for token_ids in prompts:
         _check_prompt(token_ids, plan, info)
         _check_context(len(token_ids), request, plan, info.max_model_len)
     logprobs = 0 if plan.show.logprobs is None and plan.fan_out.needs_logprobs else plan.show.logprobs
-    drawn = choices(request, plan.n, plan.max_tokens, logprobs, info.vocab_size)
+    drawn = choices(request, plan.n, plan.max_tokens, logprobs, plan.constraint, info.vocab_size)
     engine_request = partial(
         api.Request,
         request.model,

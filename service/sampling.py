@@ -50,7 +50,12 @@ def stop_strings(request: SamplingFields) -> tuple[str, ...]:
 
 
 def choices(
-    request: SamplingFields, n: int, max_tokens: int | None, logprobs: int | None, vocab_size: int
+    request: SamplingFields,
+    n: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+    constraint: api.Constraint | None,
+    vocab_size: int,
 ) -> tuple[api.SamplingParams, ...]:
     """Choice i draws from seed + i; without a seed all start from one fresh base. Raises ApiError (400)."""
     stop_token_ids = tuple(given(request.stop_token_ids, []))
@@ -76,6 +81,7 @@ def choices(
             repetition_penalty=given(request.repetition_penalty, 1.0),
             logit_bias=logit_bias,
             logprobs=logprobs,
+            constraint=constraint,
         )
         for index in range(n)
     )

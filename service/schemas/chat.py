@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from service.schemas.common import ErrorDetail, FinishReason, JsonValue, SamplingFields, StopReason, Usage
 from service.schemas.fan_out import ChoiceDetails, FanOutResult
 from service.schemas.logprobs import ChatLogprobs
+from service.schemas.structured import ResponseFormat
 
 
 class TextPart(Struct, tag_field="type", tag="text", kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +91,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_un
     modalities: JsonValue = None
     moderation: JsonValue = None
     reasoning_effort: JsonValue = None
-    response_format: JsonValue = None
+    response_format: ResponseFormat | None = None
     service_tier: JsonValue = None
     tool_choice: JsonValue = None
     tools: JsonValue = None

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.schemas.fan_out import FanOutOptions
+from service.schemas.structured import StructuredOutputs
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -51,6 +52,7 @@ class SamplingFields(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     timeout: Annotated[float, Meta(gt=0)] | None = None
     request_id: Annotated[str, Meta(pattern="^[ -~]{1,256}$")] | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class PromptTokensDetails(Struct, kw_only=True, frozen=True):

@@ -63,6 +63,12 @@ _SHARED: dict[str, FieldRule] = {
     "timeout": _honoured("extension: seconds until the answer ends with what there is (`end_reason: deadline`)"),
     "request_id": _honoured("extension: echoed as X-Request-Id, listed and logged; never a key to anything"),
     "priority": _honoured("extension: smaller runs first; where keys are set, not below the key's own"),
+    "structured_outputs": _honoured("extension: what the text must be; exactly one of its fields"),
+    "structured_outputs.json": _honoured("a JSON schema, as an object or as its text"),
+    "structured_outputs.json_object": _honoured("true: a JSON object"),
+    "structured_outputs.regex": _honoured("a regular expression that matches the whole text; no lookaround"),
+    "structured_outputs.choice": _honoured("one of these texts"),
+    "structured_outputs.grammar": _honoured("a Lark grammar, as llguidance reads it"),
     "fan_out": _honoured("extension: steers the choices of one request while they run"),
     "fan_out.on_error": _honoured("`fail`: a failing choice fails the request; `isolate`: it ends alone"),
     "fan_out.stop_after": _honoured("once so many choices of a prompt have ended by themselves the rest is cancelled"),
@@ -136,7 +142,21 @@ CHAT_FIELDS: Mapping[str, FieldRule] = {
     "modalities": _refused(_TEXT_ONLY, ["text"]),
     "moderation": _refused("there is no moderation here"),
     "reasoning_effort": _refused("the effort of reasoning cannot be set yet", "none"),
-    "response_format": _refused("structured output is not supported yet", {"type": "text"}),
+    "response_format": _honoured("what the text must be"),
+    **{
+        f"response_format[{kind}]{suffix}": _honoured(note)
+        for kind, note in {
+            "text": "any text",
+            "json_object": "a JSON object",
+            "json_schema": "JSON that a schema accepts",
+        }.items()
+        for suffix in ("", ".type")
+    },
+    "response_format[json_schema].json_schema": _honoured("the schema and its name"),
+    "response_format[json_schema].json_schema.name": _no_op("a label"),
+    "response_format[json_schema].json_schema.description": _no_op("a label"),
+    "response_format[json_schema].json_schema.strict": _no_op("every schema is enforced"),
+    "response_format[json_schema].json_schema.schema": _honoured("enforced whole; an unsupported keyword is refused"),
     "service_tier": _refused("there is one tier", "auto", "default"),
     "tool_choice": _refused(_TOOLS, "none", "auto"),
     "tools": _refused(_TOOLS, []),
