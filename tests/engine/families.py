@@ -69,11 +69,11 @@ def save_family(name: str, folder: Path) -> PreTrainedModel:
             if parameter_name.endswith("bias"):  # start at zero, which would hide a bias that is left out
                 parameter.normal_(std=0.3)
     model.save_pretrained(folder)
-    _byte_tokenizer().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
     return model
 
 
-def _byte_tokenizer() -> PreTrainedTokenizerFast:
+def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Ids 0 to 2 are special, each byte has one of the next 256."""
     specials = ["<unk>", "<s>", "</s>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
