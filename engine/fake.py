@@ -301,6 +301,8 @@ class FakeEngine:
     def _check(self, request: Request) -> None:
         if not isinstance(request.prompt, TokenPrompt):
             raise UnsupportedByEngine(Capability.TEXT_IN)
+        if any(params.constraint is not None for params in request.choices):
+            raise UnsupportedByEngine(Capability.CONSTRAINTS)
         token_ids = request.prompt.token_ids
         if not token_ids or any(not 0 <= token_id < VOCAB_SIZE for token_id in token_ids):
             raise RequestTooLarge(f"a prompt has at least one token id, all in [0, {VOCAB_SIZE})", "prompt")
