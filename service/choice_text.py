@@ -32,7 +32,7 @@ class TextRules:
 
     stop: stop strings. include_stop: what ends a choice is part of its text. show_special: so are special tokens.
     continues: the text goes on from the prompt's. new_parser: one for each choice; without any all is content.
-    markers: spellings of special tokens that the parser must see.
+    markers: spellings of special tokens that the parser must see. max_calls: a choice ends where one more would begin.
     """
 
     stop: tuple[str, ...] = ()
@@ -41,6 +41,7 @@ class TextRules:
     continues: bool = False
     new_parser: Callable[[], OutputParser] = lambda: OutputParser(None, None)
     markers: frozenset[str] = frozenset()
+    max_calls: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class ChoiceText:
         for position in range(len(update.token_ids)):
             said.stop = self._feed(self._piece(update, position), said)
             said.num_tokens += 1
-            if said.stop is not None:
+            if said.stop is not None or said.is_over:
                 return self._event(said, update, EndReason.STOP, said.stop)
         if update.end_reason is not None:
             self._pass(self._matcher.flush(), said)
@@ -152,14 +153,21 @@ class ChoiceText:
 
     def _pass(self, text: str, said: _Said) -> None:
         self._num_passed += len(text)
-        said.pieces += self._parser.feed(text)
+        self._say(self._parser.feed(text), said)
+
+    def _say(self, pieces: list[Piece], said: _Said) -> None:
+        for piece in pieces:
+            if isinstance(piece, ToolCallStart) and piece.index == self._rules.max_calls:
+                said.is_over = True
+            if not said.is_over:
+                said.pieces.append(piece)
 
     def _event(
         self, said: _Said, update: ChoiceUpdate, end_reason: EndReason | None, stop_reason: int | str | None
     ) -> ChoiceEvent:
         has_ended = end_reason is not None
         if has_ended:
-            said.pieces += self._parser.finish()
+            self._say(self._parser.finish(), said)
         return ChoiceEvent(
             self._index,
             "".join(piece.text for piece in said.pieces if isinstance(piece, ContentDelta)),
@@ -188,9 +196,10 @@ class ChoiceText:
 
 @dataclass(slots=True)
 class _Said:
-    """What one update has come to. stop: the stop string that it completes."""
+    """What one update has come to. stop: the stop string that it completes. is_over: nothing more may be said."""
 
     pieces: list[Piece] = field(default_factory=list)
     num_tokens: int = 0
     num_reasoning_tokens: int = 0
     stop: str | None = None
+    is_over: bool = False

@@ -16,6 +16,7 @@ from engine.api import Engine, EngineDead, EngineNotReady, EngineState
 from service.limits import Quotas
 from service.logs import log_event
 from service.metrics import Metrics
+from service.model_parsers import ModelParsers, parsers_of
 from service.running import RunningRequests
 from service.settings import Settings
 from service.tokenizer import Tokenizer, load_tokenizer
@@ -43,6 +44,7 @@ class Services:
     engine: Engine
     metrics: Metrics
     tokenizer: Tokenizer | None = None
+    parsers: ModelParsers = field(default_factory=ModelParsers)
     tokenizer_limiter: anyio.CapacityLimiter = field(default_factory=_tokenizer_limiter)
     running: RunningRequests = field(default_factory=RunningRequests)
     quotas: Quotas = field(default_factory=Quotas)
@@ -119,18 +121,21 @@ async def _load_tokenizer(services: Services) -> None:
         return  # _run_engine tells
     info = services.engine.info
     try:
-        services.tokenizer = await anyio.to_thread.run_sync(
-            load_tokenizer, info.model_path, limiter=services.tokenizer_limiter
-        )
+        tokenizer = await anyio.to_thread.run_sync(load_tokenizer, info.model_path, limiter=services.tokenizer_limiter)
     except Exception as error:
         await _die(services, f"the tokenizer cannot be loaded: {error}")
         return
+    settings = services.settings
+    services.parsers = parsers_of(tokenizer, settings.tool_parser, settings.reasoning_parser)
+    services.tokenizer = tokenizer
     log_event(
         logger,
         "ready",
         model=info.model,
         backend=info.backend,
         max_model_len=info.max_model_len,
+        tool_parser=services.parsers.tools,
+        reasoning_parser=services.parsers.reasoning,
         seconds=round(time.monotonic() - started, 3),
     )
 

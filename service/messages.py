@@ -1,7 +1,8 @@
-"""Chat messages as the template gets them: one string of content each."""
+"""Chat messages as the template gets them: one string of content each, arguments of calls as objects."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from service.errors import invalid
@@ -21,7 +22,8 @@ RenderedMessage = dict[str, object]
 
 
 def render_messages(messages: Sequence[Message]) -> list[RenderedMessage]:
-    """Raises ApiError (400) naming the message. Keys: role, content, and name or reasoning_content where given."""
+    """Raises ApiError (400) naming the message. Keys: role, content, and those of name, reasoning_content,
+    tool_calls (arguments as objects) and tool_call_id that it has."""
     if not messages:
         raise invalid("`messages` is an empty array; it needs at least one message.", "messages", "empty_array")
     return [_render(message, f"messages[{position}]") for position, message in enumerate(messages)]
@@ -36,25 +38,41 @@ def _render(message: Message, place: str) -> RenderedMessage:
         case AssistantMessage():
             rendered = _assistant(message, place)
         case ToolMessage():
-            raise _refused(f"{place}.role", "messages[tool]", "role `tool`")
+            rendered = _spoken("tool", message.content, message.name, place)
+            rendered["tool_call_id"] = message.tool_call_id
         case FunctionMessage():
-            raise _refused(f"{place}.role", "messages[function]", "role `function`")
+            rendered = _spoken("tool", message.content or "", message.name, place)
+            rendered["tool_call_id"] = message.name
     return rendered
 
 
 def _assistant(message: AssistantMessage, place: str) -> RenderedMessage:
-    for name in ("audio", "tool_calls", "function_call"):
-        rule = CHAT_FIELDS[f"messages[assistant].{name}"]
-        value = getattr(message, name)
-        if value is not None and value not in rule.neutral:
-            raise _refused(f"{place}.{name}", f"messages[assistant].{name}", f"`{name}`")
+    if message.audio is not None:
+        note = CHAT_FIELDS["messages[assistant].audio"].note
+        raise invalid(f"Unsupported: `audio`: {note}.", f"{place}.audio", "unsupported_parameter")
+    calls = _calls(message, place)
     content = message.refusal if message.content is None else message.content
-    if content is None:
-        raise invalid("An assistant message needs `content`.", f"{place}.content")
-    rendered = _spoken("assistant", content, message.name, place)
+    if content is None and not calls:
+        raise invalid("An assistant message needs `content` or `tool_calls`.", f"{place}.content")
+    rendered: RenderedMessage = {"role": "assistant", "content": None}
+    if content is not None:
+        rendered = _spoken("assistant", content, message.name, place)
     if message.reasoning_content is not None:
         rendered["reasoning_content"] = message.reasoning_content
+    if calls:
+        rendered["tool_calls"] = calls
     return rendered
+
+
+def _calls(message: AssistantMessage, place: str) -> list[dict[str, object]]:
+    """The older `function_call` counts as a call whose id is the function's name."""
+    calls = [
+        _call(call.id, call.function.name, call.function.arguments, f"{place}.tool_calls[{number}].function")
+        for number, call in enumerate(message.tool_calls or [])
+    ]
+    if (function := message.function_call) is not None:
+        calls.append(_call(function.name, function.name, function.arguments, f"{place}.function_call"))
+    return calls
 
 
 def _spoken(role: str, content: Content, name: str | None, place: str) -> RenderedMessage:
@@ -73,5 +91,11 @@ def _text(content: Content, place: str) -> str:
     return "\n".join(part.text for part in content)
 
 
-def _refused(param: str, path: str, what: str) -> Exception:
-    return invalid(f"Unsupported: {what}: {CHAT_FIELDS[path].note}.", param, "unsupported_parameter")
+def _call(id_: str, name: str, arguments: str, place: str) -> dict[str, object]:
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise invalid(f"`{place}.arguments` is no JSON object.", f"{place}.arguments")
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": value}}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.config import EngineConfig
+from service.parsers import REASONING_PARSERS, TOOL_PARSERS
 
 PREFIX = "CHORUS_"
 RESERVED = ("CHORUS_METRICS_COMPAT", "CHORUS_UPSTREAM_API_KEY", "CHORUS_UPSTREAM_URLS")
@@ -162,6 +163,17 @@ class Settings:
     num_threads: int | None = _setting(_DEFAULTS.num_threads, _integer(1), "the engine's CPU threads", "torch's own")
     release_timeout: float = _setting(
         _DEFAULTS.release_timeout, _seconds(0), "seconds to wait for the engine to let go of an aborted request"
+    )
+
+    tool_parser: str = _setting(
+        "auto",
+        _choice("auto", "none", *TOOL_PARSERS),
+        f"how the model writes tool calls: auto (its chat template shows), none, {', '.join(TOOL_PARSERS)}",
+    )
+    reasoning_parser: str = _setting(
+        "auto",
+        _choice("auto", "none", *REASONING_PARSERS),
+        f"how it marks its reasoning: auto, none, {', '.join(REASONING_PARSERS)}",
     )
 
     max_body_bytes: int = _setting(8 * 2**20, _size, "largest request body; beyond it 413", "8MiB")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.config import ModelLoadError
+from service.token_bytes import byte_level_bytes, decoder_rules
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -20,20 +23,42 @@ class TemplateError(Exception):
     """The chat template refuses these messages; `str()` is what it says about them, without its source."""
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """What a chat template gets beside the messages.
+
+    tools: as OpenAI has them. continues_last: the prompt ends inside the last message, so that the answer goes on with
+    it; else generation_prompt opens the assistant's next one. variables: of the template, by name.
+    """
+
+    tools: Sequence[Mapping[str, object]] = ()
+    generation_prompt: bool = True
+    continues_last: bool = False
+    variables: Mapping[str, object] = field(default_factory=dict)
+
+
+PLAIN = TemplateOptions()
+
+
 class Tokenizer(Protocol):
     """Every method may be called from any thread.
 
     strips_leading_space: decoding a whole text drops one space at its start (sentencepiece's dummy prefix).
+    chat_template: its source, "" without one. model_type: as the model's configuration has it. special_spellings: of
+    special tokens.
     """
 
     vocab_size: int
     strips_leading_space: bool
+    chat_template: str
+    model_type: str | None
+    special_spellings: frozenset[str]
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Spellings of special tokens in `text` become those tokens."""
         ...
 
-    def render_chat(self, messages: Sequence[Message]) -> list[int]:
+    def render_chat(self, messages: Sequence[Message], options: TemplateOptions = PLAIN) -> list[int]:
         """The prompt that asks for the assistant's next message.
 
         Spellings of special tokens inside message strings stay plain text; without any, the ids are those that
@@ -51,10 +76,16 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """For the fake engine: ids 0..255 are bytes, the rest markers. A chat is <|start|>role, newline, content<|end|>."""
+    """For the fake engine: ids 0..255 are bytes, the rest markers. A chat is <|start|>role, newline, content<|end|>.
+
+    Tools, before all messages, and calls, behind a content, are JSON.
+    """
 
     vocab_size = 259
     strips_leading_space = False
+    chat_template = "{{ messages }} {{ tools }} {{ enable_thinking }}"
+    model_type: str | None = None
+    special_spellings: frozenset[str] = frozenset()
     markers: Mapping[str, int] = {"<|eos|>": 256, "<|start|>": 257, "<|end|>": 258}
 
     def __init__(self) -> None:
@@ -66,14 +97,20 @@ class ByteTokenizer:
             token_ids += [self.markers[piece]] if piece in self.markers else piece.encode()
         return token_ids
 
-    def render_chat(self, messages: Sequence[Message]) -> list[int]:
-        token_ids: list[int] = []
+    def render_chat(self, messages: Sequence[Message], options: TemplateOptions = PLAIN) -> list[int]:
+        token_ids = [self.markers["<|start|>"], *json.dumps(options.tools).encode()] if options.tools else []
         for position, message in enumerate(messages):
             if message["role"] == "system" and position > 0:
                 raise TemplateError("The system message must come first.")
-            text = f"{message['role']}\n{message.get('content') or ''}"
+            calls = json.dumps(message["tool_calls"]) if "tool_calls" in message else ""
+            text = f"{message['role']}\n{message.get('content') or ''}{calls}"
             token_ids += [self.markers["<|start|>"], *text.encode(), self.markers["<|end|>"]]
-        return [*token_ids, self.markers["<|start|>"], *b"assistant\n"]
+        if options.continues_last:
+            return token_ids[:-1]
+        if not options.generation_prompt:
+            return token_ids
+        thought = b"" if options.variables.get("enable_thinking", True) else b"<think></think>"
+        return [*token_ids, self.markers["<|start|>"], *b"assistant\n", *thought]
 
     def token_bytes(self, token_id: int) -> bytes:
         if self.is_special(token_id):
@@ -91,18 +128,20 @@ class HFTokenizer:
     which fails while another thread uses it.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, model_type: str | None = None) -> None:
         self._tokenizer = tokenizer
+        self.model_type = model_type
         self._backend: Backend = tokenizer.backend_tokenizer
         added = self._backend.get_added_tokens_decoder()
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
         self._special = {token_id for token_id, token in added.items() if token.special}
         self._special.update(tokenizer.all_special_ids)
-        self._piece_bytes, self.strips_leading_space = _decoder_rules(self._backend)
-        self._byte_level = self._piece_bytes is _byte_level_bytes
+        self.special_spellings = frozenset(token.content for token in added.values())
+        self._piece_bytes, self.strips_leading_space = decoder_rules(self._backend)
+        self._byte_level = self._piece_bytes is byte_level_bytes
         self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
         # what a template writes itself separates messages even where the tokenizer does not call it special
-        template = str(tokenizer.chat_template or "")
+        self.chat_template = template = str(tokenizer.chat_template or "")
         control = {
             token.content: token_id
             for token_id, token in added.items()
@@ -117,9 +156,11 @@ class HFTokenizer:
         token_ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return token_ids
 
-    def render_chat(self, messages: Sequence[Message]) -> list[int]:
-        marker = _unused_character(json.dumps(messages, ensure_ascii=False, default=dict))
-        rendered = self._render([_mark(message, self._control_re, marker) for message in messages])
+    def render_chat(self, messages: Sequence[Message], options: TemplateOptions = PLAIN) -> list[int]:
+        given = [list(messages), list(options.tools), dict(options.variables)]
+        marker = _unused_character(json.dumps(given, ensure_ascii=False, default=dict))
+        marked, tools, variables = _mark(given, self._control_re, marker)
+        rendered = self._render(marked, tools, variables, options)
         # [text, control token in a user's string, text, ..., text]; None stands for a marker that a template parted
         first, *rest = re.split(f"{marker}({self._control_re.pattern}){marker}|{marker}", rendered)
         token_ids = self._encode_with(self._backend, first)
@@ -137,13 +178,22 @@ class HFTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special
 
-    def _render(self, messages: list[Any]) -> str:
+    def _render(
+        self, messages: list[Any], tools: list[Any], variables: dict[str, Any], options: TemplateOptions
+    ) -> str:
         from jinja2.exceptions import TemplateError as JinjaError
 
         if self._tokenizer.chat_template is None:
             raise TemplateError("This model has no chat template; use /v1/completions.")
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                tools=tools or None,
+                tokenize=False,
+                add_generation_prompt=options.generation_prompt and not options.continues_last,
+                continue_final_message=options.continues_last,
+                **variables,
+            )
         except JinjaError as error:
             raise TemplateError(str(error.message)) from error
         except Exception as error:
@@ -186,7 +236,14 @@ def load_tokenizer(path: str | None) -> Tokenizer:
         raise ModelLoadError(f"no tokenizer can be loaded from {path}: {error}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelLoadError(f"the tokenizer {type(tokenizer).__name__} is not supported: it is no fast tokenizer")
-    return HFTokenizer(tokenizer)
+    return HFTokenizer(tokenizer, _model_type(Path(path)))
+
+
+def _model_type(path: Path) -> str | None:
+    try:
+        return str(json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _unused_character(text: str) -> str:
@@ -211,39 +268,3 @@ def _without_added_tokens(backend: Backend) -> Backend:
     state = json.loads(backend.to_str())
     state["added_tokens"] = []
     return Backend.from_str(json.dumps(state))
-
-
-def _byte_table() -> dict[str, int]:
-    """GPT-2's printable character for each byte, inverted."""
-    kept = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    moved = [byte for byte in range(256) if byte not in set(kept)]
-    return {chr(byte): byte for byte in kept} | {chr(256 + k): byte for k, byte in enumerate(moved)}
-
-
-_BYTE_OF = _byte_table()
-_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-def _byte_level_bytes(piece: str) -> bytes:
-    if all(character in _BYTE_OF for character in piece):
-        return bytes(_BYTE_OF[character] for character in piece)
-    return piece.encode()
-
-
-def _sentencepiece_bytes(piece: str) -> bytes:
-    if match := _BYTE_PIECE.fullmatch(piece):
-        return bytes([int(match.group(1), 16)])
-    return piece.replace("▁", " ").encode()
-
-
-def _decoder_rules(backend: Backend) -> tuple[Callable[[str], bytes], bool]:
-    """How this tokenizer's pieces become bytes, and whether a space at the very start goes."""
-    decoder = json.loads(backend.to_str())["decoder"] or {"type": "none"}
-    steps = {step["type"]: step for step in decoder.get("decoders", [decoder])}
-    if "ByteLevel" in steps:
-        return _byte_level_bytes, False
-    if "Metaspace" in steps:
-        return _sentencepiece_bytes, steps["Metaspace"].get("prepend_scheme") != "never"
-    if "Replace" in steps and steps["Replace"].get("content") == " ":
-        return _sentencepiece_bytes, steps.get("Strip", {}).get("start", 0) > 0
-    raise ModelLoadError(f"the tokenizer's decoder ({', '.join(steps)}) is not supported")

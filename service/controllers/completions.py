@@ -5,10 +5,10 @@ from typing import Any
 from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 
+from service.completion_request import prepare_completion
 from service.controllers.generate import generate
 from service.event_stream import GenerationResponse
 from service.lifespan import Services
-from service.requests import prepare_completion
 from service.schemas.completions import CompletionRequest
 
 

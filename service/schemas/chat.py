@@ -10,6 +10,7 @@ from service.schemas.common import ErrorDetail, FinishReason, JsonValue, Samplin
 from service.schemas.fan_out import ChoiceDetails, FanOutResult
 from service.schemas.logprobs import ChatLogprobs
 from service.schemas.structured import ResponseFormat
+from service.schemas.tools import CalledFunction, PastCall, ToolChoice, Tools
 
 
 class TextPart(Struct, tag_field="type", tag="text", kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -50,22 +51,23 @@ class AssistantMessage(_Message, tag="assistant", frozen=True):
     reasoning_content: str | None = None
     annotations: list[JsonValue] | None = None
     audio: JsonValue = None
-    tool_calls: JsonValue = None
-    function_call: JsonValue = None
+    tool_calls: list[PastCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ToolMessage(_Message, tag="tool", frozen=True):
-    """Known so that it can be refused by name."""
+    """What a call gave."""
 
-    content: JsonValue = None
-    tool_call_id: JsonValue = None
+    content: Content
+    tool_call_id: str
+    name: str | None = None
 
 
 class FunctionMessage(_Message, tag="function", frozen=True):
-    """Known so that it can be refused by name."""
+    """The older form of a tool message."""
 
-    content: JsonValue = None
-    name: JsonValue = None
+    name: str
+    content: str | None = None
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
@@ -93,8 +95,8 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_un
     reasoning_effort: JsonValue = None
     response_format: ResponseFormat | None = None
     service_tier: JsonValue = None
-    tool_choice: JsonValue = None
-    tools: JsonValue = None
+    tool_choice: ToolChoice | None = None
+    tools: Tools | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     verbosity: JsonValue = None
     web_search_options: JsonValue = None

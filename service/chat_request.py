@@ -1,0 +1,129 @@
+"""From a decoded chat request to a job: messages, tools, reasoning, the chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from engine import api
+from service.choice_text import TextRules
+from service.errors import CONTEXT_LENGTH_EXCEEDED, invalid
+from service.job import Arrival, GenerationJob, ShowRules
+from service.lifespan import Services
+from service.messages import render_messages
+from service.parsers import REASONING_PARSERS, OutputParser, ReasoningParser
+from service.requests import Plan, check_common, fan_out_of, in_thread, make_job
+from service.sampling import check_sampling, given, stop_strings
+from service.schemas.chat import ChatCompletionRequest
+from service.schemas.fields import CHAT_FIELDS
+from service.structured import constraint_of
+from service.tokenizer import TemplateError, TemplateOptions, Tokenizer
+from service.tools import ToolUse, tool_use
+
+_TAIL = 64
+"""Tokens of the prompt's end, where a template may have opened the reasoning."""
+
+
+async def prepare_chat(request: ChatCompletionRequest, services: Services, arrival: Arrival) -> GenerationJob:
+    """Raises ApiError (4xx), EngineNotReady and EngineDead."""
+    check_common(request, services, CHAT_FIELDS)
+    max_tokens, max_tokens_param = _chat_max_tokens(request)
+    logprobs = _chat_logprobs(request)
+    messages = render_messages(request.messages)
+    n = given(request.n, 1)
+    check_sampling(request, max_tokens, n, 1, services.settings)
+    fan_out = fan_out_of(request, n, services, arrival.caller)
+    _check_num_messages(len(messages), services)
+    tools = tool_use(request, services.parsers)
+    constraint = _constraint(request, tools)
+    options = TemplateOptions(tools=() if tools is None else tools.shown)
+
+    def encode(tokenizer: Tokenizer) -> tuple[list[int], str]:
+        try:
+            token_ids = tokenizer.render_chat(messages, options)
+        except TemplateError as error:
+            raise invalid(str(error), "messages") from None
+        return token_ids, _tail(token_ids, tokenizer)
+
+    token_ids, tail = await in_thread(encode, services)
+    # what is constrained begins with its first token: no reasoning comes before it
+    reasoning = None if constraint is not None else services.parsers.reasoning
+    plan = Plan(
+        kind="chat",
+        id_prefix="chatcmpl-",
+        prompt_param="messages",
+        max_tokens=max_tokens,
+        max_tokens_param=max_tokens_param,
+        n=n,
+        fan_out=fan_out,
+        show=ShowRules(
+            logprobs=logprobs,
+            reasoning=reasoning is not None,
+            may_call=tools is not None,
+            named_call=tools is not None and tools.named,
+        ),
+        text=_text_rules(request, tools, reasoning, tail),
+        constraint=constraint,
+    )
+    return make_job(request, plan, [token_ids], services, arrival)
+
+
+def _constraint(request: ChatCompletionRequest, tools: ToolUse | None) -> api.Constraint | None:
+    constraint = constraint_of(request.response_format, request.structured_outputs)
+    if tools is None or constraint is None:
+        return constraint if tools is None else tools.forced
+    param = constraint.param.partition(".")[0]
+    raise invalid(f"`{param}` says what the whole text is, so that no `tools` could be called.", param)
+
+
+def _tail(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    return b"".join(map(tokenizer.token_bytes, token_ids[-_TAIL:])).decode(errors="replace")
+
+
+def _text_rules(request: ChatCompletionRequest, tools: ToolUse | None, reasoning: str | None, tail: str) -> TextRules:
+    markers: tuple[str, ...] = () if tools is None else tools.parser.markers
+    new_reasoning = None
+    if reasoning is not None:
+        parser = REASONING_PARSERS[reasoning]
+        markers += parser.markers
+        new_reasoning = partial(parser, starts_inside=parser.opened_by(tail))
+
+    def new_parser() -> OutputParser:
+        thoughts: ReasoningParser | None = None if new_reasoning is None else new_reasoning()
+        return OutputParser(thoughts, None if tools is None else tools.new_parser())
+
+    return TextRules(
+        stop=stop_strings(request),
+        new_parser=new_parser,
+        markers=frozenset(markers),
+        max_calls=None if tools is None else tools.max_calls,
+    )
+
+
+def _check_num_messages(num_messages: int, services: Services) -> None:
+    """A message is a token at least: a hundred thousand of them need no rendering to be too many."""
+    services.check_ready()
+    limit = services.engine.info.max_model_len
+    if num_messages > limit:
+        message = f"This model's context length is {limit} tokens. However, {num_messages} messages were sent."
+        raise invalid(message, "messages", CONTEXT_LENGTH_EXCEEDED)
+
+
+def _chat_max_tokens(request: ChatCompletionRequest) -> tuple[int | None, str]:
+    newer, older = request.max_completion_tokens, request.max_tokens
+    if newer is None:
+        return older, "max_tokens"
+    if older is not None and older != newer:
+        raise invalid(
+            f"`max_completion_tokens` ({newer}) and `max_tokens` ({older}) are two names of one limit.",
+            "max_completion_tokens",
+        )
+    return newer, "max_completion_tokens"
+
+
+def _chat_logprobs(request: ChatCompletionRequest) -> int | None:
+    if request.logprobs:
+        return given(request.top_logprobs, 0)
+    if request.top_logprobs is not None:
+        raise invalid("`top_logprobs` is only allowed with `logprobs`.", "top_logprobs")
+    return None
