@@ -12,7 +12,7 @@ import pytest
 
 from engine.api import JsonBlocks, TokenPrompt
 from engine.fake import TokenRule
-from service.tools import CALL_FORMS
+from service.call_forms import CALL_FORMS
 
 from .apps import SETTINGS, Client, check_error, serving
 from .constrained import ConstrainedEngine
