@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from engine import api
+from service.chat_options import template_options
 from service.choice_text import TextRules
 from service.errors import CONTEXT_LENGTH_EXCEEDED, invalid
-from service.job import Arrival, GenerationJob, ShowRules
+from service.job import Arrival, GenerationJob
 from service.lifespan import Services
 from service.messages import render_messages
 from service.parsers import REASONING_PARSERS, OutputParser, ReasoningParser
 from service.requests import Plan, check_common, fan_out_of, in_thread, make_job
-from service.sampling import check_sampling, given, stop_strings
+from service.sampling import check_sampling, given, show_rules, text_rules, truncated
 from service.schemas.chat import ChatCompletionRequest
 from service.schemas.fields import CHAT_FIELDS
 from service.structured import constraint_of
-from service.tokenizer import TemplateError, TemplateOptions, Tokenizer
+from service.tokenizer import TemplateError, Tokenizer
 from service.tools import ToolUse, tool_use
 
 _TAIL = 64
@@ -36,14 +38,14 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
     _check_num_messages(len(messages), services)
     tools = tool_use(request, services.parsers)
     constraint = _constraint(request, tools)
-    options = TemplateOptions(tools=() if tools is None else tools.shown)
+    options = template_options(request, tools, services.parsers, services.ready_tokenizer().chat_template)
 
     def encode(tokenizer: Tokenizer) -> tuple[list[int], str]:
         try:
             token_ids = tokenizer.render_chat(messages, options)
         except TemplateError as error:
             raise invalid(str(error), "messages") from None
-        return token_ids, _tail(token_ids, tokenizer)
+        return truncated(token_ids, request), _tail(token_ids, tokenizer)
 
     token_ids, tail = await in_thread(encode, services)
     # what is constrained begins with its first token: no reasoning comes before it
@@ -56,13 +58,13 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
         max_tokens_param=max_tokens_param,
         n=n,
         fan_out=fan_out,
-        show=ShowRules(
-            logprobs=logprobs,
+        show=replace(
+            show_rules(request, logprobs),
             reasoning=reasoning is not None,
             may_call=tools is not None,
             named_call=tools is not None and tools.named,
         ),
-        text=_text_rules(request, tools, reasoning, tail),
+        text=_with_parsers(text_rules(request, continues=options.continues_last), tools, reasoning, tail),
         constraint=constraint,
     )
     return make_job(request, plan, [token_ids], services, arrival)
@@ -80,7 +82,7 @@ def _tail(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
     return b"".join(map(tokenizer.token_bytes, token_ids[-_TAIL:])).decode(errors="replace")
 
 
-def _text_rules(request: ChatCompletionRequest, tools: ToolUse | None, reasoning: str | None, tail: str) -> TextRules:
+def _with_parsers(rules: TextRules, tools: ToolUse | None, reasoning: str | None, tail: str) -> TextRules:
     markers: tuple[str, ...] = () if tools is None else tools.parser.markers
     new_reasoning = None
     if reasoning is not None:
@@ -92,8 +94,8 @@ def _text_rules(request: ChatCompletionRequest, tools: ToolUse | None, reasoning
         thoughts: ReasoningParser | None = None if new_reasoning is None else new_reasoning()
         return OutputParser(thoughts, None if tools is None else tools.new_parser())
 
-    return TextRules(
-        stop=stop_strings(request),
+    return replace(
+        rules,
         new_parser=new_parser,
         markers=frozenset(markers),
         max_calls=None if tools is None else tools.max_calls,

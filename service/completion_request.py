@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from service.choice_text import TextRules
 from service.detokenizer import IncrementalDetokenizer
 from service.errors import invalid
-from service.job import Arrival, GenerationJob, ShowRules
+from service.job import Arrival, GenerationJob
 from service.lifespan import Services
 from service.requests import Plan, check_common, fan_out_of, in_thread, make_job
-from service.sampling import check_sampling, given, stop_strings
+from service.sampling import check_sampling, given, show_rules, text_rules, truncated
 from service.schemas.completions import CompletionRequest
 from service.schemas.fields import COMPLETION_FIELDS
 from service.structured import constraint_of
@@ -28,6 +27,8 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
     check_sampling(request, max_tokens, n, len(prompts), services.settings)
     fan_out = fan_out_of(request, n, services, arrival.caller)
     has_best = n > given(request.n, 1)
+    if request.echo and request.truncate_prompt_tokens is not None:
+        raise invalid("`truncate_prompt_tokens` leaves out what `echo` is to repeat.", "truncate_prompt_tokens")
     if request.echo and request.logprobs is not None:
         message = "`echo` with `logprobs` needs log probabilities of the prompt, which this engine does not give."
         raise invalid(message, "echo", "unsupported_parameter")
@@ -40,14 +41,14 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
         "max_tokens",
         n,
         replace(fan_out, rank=True, keep=given(request.n, 1)) if has_best else fan_out,
-        ShowRules(logprobs=request.logprobs, renumbered=has_best),
-        TextRules(stop=stop_strings(request), continues=True),
+        replace(show_rules(request, request.logprobs), renumbered=has_best),
+        text_rules(request, continues=True),
         constraint_of(None, request.structured_outputs),
     )
 
     def encode(tokenizer: Tokenizer) -> list[list[int]]:
         return [
-            tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+            truncated(tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt, request)
             for prompt in prompts
         ]
 

@@ -32,7 +32,9 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
-            return  # there are no websockets here, and none may come to be open by accident
+            # there are no websockets here, and none may come to be open by accident
+            await send({"type": "websocket.close", "code": 1008, "reason": ""})
+            return
         scope["state"] = {**scope["state"], "request_id": _request_id(scope)}  # hypercorn's is the connection's
         caller = self._caller(scope)
         if caller is None:

@@ -87,7 +87,7 @@ def make_job(
         choices=drawn,
         priority=_priority(request.priority, caller),
         owner=caller.owner,
-        cache_namespace=caller.owner,
+        cache_namespace=caller.owner if request.cache_salt is None else f"{caller.owner}\0{request.cache_salt}",
     )
     return GenerationJob(
         kind=plan.kind,

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from engine import api
+from service.choice_text import TextRules
 from service.errors import ApiError, invalid
+from service.job import ShowRules
 from service.schemas.common import SamplingFields
 from service.settings import Settings
 
@@ -38,10 +40,37 @@ def check_sampling(
         raise invalid(message, n_param if n > 1 else "prompt")
     if request.stream_options is not None and not request.stream:
         raise invalid("`stream_options` is only allowed with `stream`.", "stream_options")
+    options = request.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        place = "stream_options.continuous_usage_stats"
+        raise invalid(f"`{place}` needs `stream_options.include_usage`.", place)
     if max_tokens is not None and given(request.min_tokens, 0) > max_tokens:
         raise invalid(f"`min_tokens` ({request.min_tokens}) exceeds `max_tokens` ({max_tokens}).", "min_tokens")
     if sum(len(stop.encode()) for stop in stop_strings(request)) > MAX_STOP_BYTES:
         raise invalid(f"`stop` has more than {MAX_STOP_BYTES} bytes.", "stop")
+
+
+def text_rules(request: SamplingFields, *, continues: bool) -> TextRules:
+    return TextRules(
+        stop=stop_strings(request),
+        include_stop=given(request.include_stop_str_in_output, False),
+        show_special=not given(request.skip_special_tokens, True),
+        continues=continues,
+    )
+
+
+def show_rules(request: SamplingFields, logprobs: int | None) -> ShowRules:
+    options = request.stream_options
+    return ShowRules(
+        logprobs=logprobs,
+        token_ids=given(request.return_token_ids, False),
+        running_usage=options is not None and given(options.continuous_usage_stats, False),
+    )
+
+
+def truncated(token_ids: list[int], request: SamplingFields) -> list[int]:
+    """The end of a prompt that is longer than the client wants."""
+    return token_ids if request.truncate_prompt_tokens is None else token_ids[-request.truncate_prompt_tokens :]
 
 
 def stop_strings(request: SamplingFields) -> tuple[str, ...]:

@@ -73,9 +73,20 @@ class FunctionMessage(_Message, tag="function", frozen=True):
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
+class ChatTemplateKwargs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The only variables that a client may set in a template; others could turn it into something else."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+
+
 class ChatCompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
     messages: list[Message]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+    chat_template_kwargs: ChatTemplateKwargs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
@@ -92,7 +103,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_un
     logprobs: bool | None = None
     modalities: JsonValue = None
     moderation: JsonValue = None
-    reasoning_effort: JsonValue = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     response_format: ResponseFormat | None = None
     service_tier: JsonValue = None
     tool_choice: ToolChoice | None = None

@@ -15,6 +15,10 @@ StopReason = int | str | UnsetType | None
 """Our extension on a choice that has ended: the stop string or token id that ended it, null for end of sequence."""
 
 
+JsonValue = Any
+"""A field that is refused or ignored whatever it holds: it must still be well-formed JSON."""
+
+
 StopString = Annotated[str, Meta(min_length=1)]
 LogitBias = Annotated[float, Meta(ge=-100, le=100)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -24,6 +28,7 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +58,16 @@ class SamplingFields(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     request_id: Annotated[str, Meta(pattern="^[ -~]{1,256}$")] | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     structured_outputs: StructuredOutputs | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+
+    allowed_token_ids: JsonValue = None
+    bad_words: JsonValue = None
+    max_streaming_response_tokens: JsonValue = None
+    prompt_logprobs: JsonValue = None
 
 
 class PromptTokensDetails(Struct, kw_only=True, frozen=True):
@@ -90,7 +105,3 @@ class ErrorEnvelope(Struct, kw_only=True, frozen=True):
     """The body of every 4xx and 5xx answer, and of the `data:` event of an error after the first byte."""
 
     error: ErrorDetail
-
-
-JsonValue = Any
-"""A field that is refused or ignored whatever it holds: it must still be well-formed JSON."""

@@ -225,7 +225,11 @@ def test_without_a_seed_each_request_gets_a_fresh_base(client: Client, engine: R
         ({"messages": [*HELLO, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id", None),
         ({"messages": [{"role": "tool", "content": None, "tool_call_id": "1"}]}, "messages[0].content", None),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name", None),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function", None),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls[0].function",
+            None,
+        ),
         ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].content", None),
         ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "unknown_parameter"),
         ({"messages": [*HELLO, {"role": "system", "content": "late"}]}, "messages", None),  # says the template
