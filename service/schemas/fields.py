@@ -6,6 +6,7 @@ role "user". What is said of a field that is refused or ignored holds for all be
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -234,3 +235,21 @@ def rule_for(fields: Mapping[str, FieldRule], path: str) -> FieldRule | None:
         if above is not None:
             return above if above.use is not Use.HONOURED else None
     return None
+
+
+def fields_table() -> str:
+    """The README's table of request fields by endpoint, in Markdown: those of the request itself, not those in them."""
+    rows = ["| field | chat/completions | completions | |", "| --- | --- | --- | --- |"]
+    for name in dict.fromkeys((*CHAT_FIELDS, *COMPLETION_FIELDS)):
+        if "." in name or "[" in name:
+            continue
+        rules = [fields.get(name) for fields in (CHAT_FIELDS, COMPLETION_FIELDS)]
+        uses = " | ".join("" if rule is None else rule.use.value for rule in rules)
+        notes = dict.fromkeys(_shown_note(rule) for rule in rules if rule is not None)
+        rows.append(f"| `{name}` | {uses} | {'; completions: '.join(notes)} |")
+    return "\n".join(rows)
+
+
+def _shown_note(rule: FieldRule) -> str:
+    accepted = ", ".join(f"`{json.dumps(value)}`" for value in rule.neutral)
+    return rule.note + (f" (accepted: {accepted})" if accepted else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin
 
 import pytest
@@ -16,7 +17,7 @@ from typing_extensions import get_type_hints, is_typeddict
 
 from service.schemas.chat import AssistantMessage, ChatCompletionRequest, ChatMessage
 from service.schemas.completions import CompletionRequest
-from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldRule, Use, rule_for
+from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldRule, Use, fields_table, rule_for
 
 TAGS = ("role", "type")
 
@@ -121,6 +122,12 @@ def test_structs_and_rules_know_the_same_fields(kind: str) -> None:
     assert unreachable == set(), "a rule without a Struct's field"
     honoured = {path for path, rule in rules.items() if rule.use is Use.HONOURED}
     assert honoured <= paths
+
+
+def test_the_readme_has_the_table_of_fields() -> None:
+    """To renew it: python -c 'from service.schemas.fields import fields_table; print(fields_table())'."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert f"<!-- fields -->\n{fields_table()}\n<!-- /fields -->" in readme
 
 
 def test_an_answer_can_be_sent_back() -> None:
