@@ -1,7 +1,8 @@
-"""The app with faults that a request asks for by its seed, so that a test can break a server from outside.
+"""The app with faults that a test asks for from outside: by a request's seed, or by a file.
 
 Run as `python -m tests.e2e.faulty_app` (instead of `python -m service`) or `hypercorn tests.e2e.faulty_app:app`.
 FAULTY_STEP_SECONDS: pause of the fake engine between steps. FAULTY_LOAD_GATE: loading waits until this file exists.
+FAULTY_KILL: the engine's next draw raises once this file exists.
 """
 
 from __future__ import annotations
@@ -22,13 +23,10 @@ from engine.plan import SampledToken, StepPlan
 from engine.thread import EngineThread
 from service.settings import Settings
 
-KILL_SEED = 900_001
-"""The engine dies when this choice draws its fourth token."""
+FAIL_SEED = 900_200
+"""This choice alone fails at its fourth token."""
 
-FAIL_SEED = 900_002
-"""This choice alone fails then."""
-
-HANG_SEED = 900_003
+HANG_SEED = 900_300
 """The torch engine's step never returns then."""
 
 SCRIPT_SEED = 800_000
@@ -46,11 +44,16 @@ SCRIPTS: tuple[bytes, ...] = (
 FAULT_POSITION = 3
 
 _gate = os.environ.get("FAULTY_LOAD_GATE")
+_kill = os.environ.get("FAULTY_KILL")
+
+
+def _die_if_told() -> None:
+    if _kill is not None and Path(_kill).exists():
+        raise RuntimeError("killed by a test")
 
 
 def faulty_rule(seed: int, position: int, num_prompt_tokens: int) -> int:
-    if position == FAULT_POSITION and seed == KILL_SEED:
-        raise RuntimeError("killed by a test")
+    _die_if_told()
     if position == FAULT_POSITION and seed == FAIL_SEED:
         return -1
     if SCRIPT_SEED <= seed < SCRIPT_SEED + len(SCRIPTS):
@@ -70,8 +73,7 @@ class FaultyRunner:
 
     def execute(self, plan: StepPlan) -> list[SampledToken]:
         due = [row.params.seed for row in plan.sampling_rows if len(row.output_ids) == FAULT_POSITION]
-        if KILL_SEED in due:
-            raise RuntimeError("killed by a test")
+        _die_if_told()
         if HANG_SEED in due:
             while True:
                 time.sleep(60)

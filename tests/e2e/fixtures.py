@@ -1,4 +1,4 @@
-"""Servers that tests share; import what is needed into a conftest. Each is started once in a session, when first used."""
+"""Servers that tests share, for conftests to import. Each is started once in a session, when it is first used."""
 
 from __future__ import annotations
 

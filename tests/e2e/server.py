@@ -111,6 +111,8 @@ class Server:
             self._fail_if_ended()
             return False
 
+        if hasattr(self, "http"):
+            return self
         wait_until(listening, "the server listens", START_SECONDS)
         self.http = httpx.Client(base_url=self.url, timeout=SETTLE_SECONDS)
         return self

@@ -1,4 +1,4 @@
-"""A client that goes away, at every stage of its request and in both ways, leaves nothing behind and disturbs nobody."""
+"""A client that goes away, at any stage of its request and in either way, leaves nothing behind, disturbs nobody."""
 
 from __future__ import annotations
 
