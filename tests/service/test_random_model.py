@@ -1,0 +1,168 @@
+"""The whole server over a model that writes at random: what is enforced holds all the same, bad schemas are 400s."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from engine.plan import ModelRunner
+from engine.thread import EngineThread
+from service.settings import Settings
+from tests.engine.constrained import RandomRunner
+from tests.engine.families import byte_tokenizer
+
+from .apps import Client, check_error, serving
+from .folding import same_both_ways, whole
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+)
+BODY: dict[str, Any] = {
+    "model": "org/m",
+    "messages": [{"role": "user", "content": "hi"}],
+    "seed": 5,
+    "n": 3,
+    "max_tokens": 150,
+}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yz"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "first", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "second"}},
+]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    folder: Path = tmp_path_factory.mktemp("bytes")
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    settings = Settings(engine="fake", served_model_name="org/m", tool_parser="hermes")
+
+    def load(_: object) -> ModelRunner:
+        return RandomRunner(num_pages=256, model_path=str(folder))
+
+    with serving(settings, engine=EngineThread(settings.engine_config(), load)) as client:  # type: ignore[arg-type]
+        yield client
+
+
+def schema_format(schema: object) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0}, {"top_k": 1}, {"logit_bias": {"5": -100}}, {"top_p": 0.01}])
+def test_every_choice_satisfies_the_schema_or_says_that_it_is_cut(client: Client, fields: dict[str, Any]) -> None:
+    body = BODY | schema_format(SCHEMA) | {"logprobs": True, "top_logprobs": 20} | fields
+    choices = same_both_ways(client, CHAT, body)
+    for choice in choices:
+        if choice["finish_reason"] == "stop":
+            jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
+        assert choice["finish_reason"] == "stop" or choice["end_reason"] == "length"
+        for entry in choice["logprobs"]["content"]:
+            numbers = [entry["logprob"], *(top["logprob"] for top in entry["top_logprobs"])]
+            assert all(-9999 <= number <= 0 for number in numbers) and len(numbers) == 21
+    assert any(choice["finish_reason"] == "stop" for choice in choices)
+
+
+def test_a_choice_cut_short_is_length(client: Client) -> None:
+    choices = same_both_ways(client, CHAT, BODY | schema_format(SCHEMA) | {"max_tokens": 3})
+    assert [choice["finish_reason"] for choice in choices] == ["length"] * 3
+
+
+@pytest.mark.parametrize(
+    ("outputs", "pattern"),
+    [
+        ({"regex": "[a-c]{2}[0-9]"}, "[a-c]{2}[0-9]"),
+        ({"choice": ["yes", "no", "né"]}, "yes|no|né"),
+        ({"grammar": 'start: "a" ("b" | "c") "d"'}, "abd|acd"),
+    ],
+)
+def test_structured_outputs_hold_on_both_endpoints(client: Client, outputs: dict[str, Any], pattern: str) -> None:
+    for choice in same_both_ways(client, CHAT, BODY | {"structured_outputs": outputs}):
+        assert re.fullmatch(pattern, choice["message"]["content"]) and choice["finish_reason"] == "stop"
+    body = {"model": "org/m", "prompt": ["x", "y"], "seed": 3, "n": 3, "max_tokens": 150, "echo": True}
+    for choice in same_both_ways(client, COMPLETIONS, body | {"structured_outputs": outputs}):
+        assert re.fullmatch(pattern, choice["text"][1:])
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tool_choice": "required"}, {"tool_choice": "required", "parallel_tool_calls": False}]
+)
+def test_required_calls_are_valid_whatever_the_model(client: Client, fields: dict[str, Any]) -> None:
+    choices = same_both_ways(client, CHAT, BODY | {"tools": TOOLS, "logprobs": True} | fields)
+    for choice in choices:
+        if choice["finish_reason"] != "tool_calls":
+            assert choice["finish_reason"] == "length"
+            continue
+        assert choice["message"]["content"] is None
+        calls = choice["message"]["tool_calls"]
+        assert len(calls) == 1 or "parallel_tool_calls" not in fields
+        for call in calls:
+            schema = SCHEMA if call["function"]["name"] == "first" else {"type": "object"}
+            jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
+    assert any(choice["finish_reason"] == "tool_calls" for choice in choices)
+
+
+def test_a_named_call_is_made_once_and_ends_in_stop(client: Client) -> None:
+    named = {"type": "function", "function": {"name": "first"}}
+    for choice in same_both_ways(client, CHAT, BODY | {"tools": TOOLS, "tool_choice": named}):
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "first"
+        jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
+        assert choice["finish_reason"] == "stop"
+
+
+def test_unconstrained_neighbours_are_unmasked(client: Client) -> None:
+    def texts() -> list[str]:
+        return [choice["message"]["content"] for choice in whole(client, CHAT, BODY | {"max_tokens": 20})["choices"]]
+
+    alone = texts()
+    whole(client, CHAT, BODY | schema_format(SCHEMA))
+    assert texts() == alone
+
+
+BAD_SCHEMAS = [
+    {"type": "str"},
+    {"type": "string", "pattern": "[a"},
+    {"type": "string", "pattern": "(?=x)y"},
+    {"enum": []},
+    {"$ref": "http://example.com/schema.json"},
+    {"$ref": "#/$defs/missing"},
+    {"type": "object", "patternProperties": 5},
+    {"type": "array", "contains": {"type": "integer"}},
+    {"not": {"type": "string"}},
+    {"allOf": [{"type": "string"}, {"type": "integer"}]},
+]
+
+
+@pytest.mark.parametrize("schema", BAD_SCHEMAS, ids=json.dumps)
+def test_a_schema_that_cannot_be_enforced_is_400_with_its_place(client: Client, schema: dict[str, Any]) -> None:
+    for stream in ({}, {"stream": True}):
+        place = "response_format.json_schema.schema"
+        check_error(client.post(CHAT, json=BODY | schema_format(schema) | stream), 400, place)
+        parameters = {"type": "object", "properties": {"p": schema}, "required": ["p"]}
+        tools = [TOOLS[1], {"type": "function", "function": {"name": "f", "parameters": parameters}}]
+        fields = {"tools": tools, "tool_choice": "required"} | stream
+        check_error(client.post(CHAT, json=BODY | fields), 400, "tools[1].function.parameters")
+    assert client.get("/health/ready").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "outputs", [{"regex": "[a"}, {"regex": "(?=x)"}, {"grammar": "start: ("}, {"grammar": "x"}, {"json": "{"}]
+)
+def test_what_does_not_compile_is_400_with_its_place(client: Client, outputs: dict[str, Any]) -> None:
+    (name,) = outputs
+    check_error(client.post(CHAT, json=BODY | {"structured_outputs": outputs}), 400, f"structured_outputs.{name}")
