@@ -157,6 +157,7 @@ class FakeEngine:
         self._waiting: list[_Choice] = []
         self._running: list[_Choice] = []
         self._last_step = time.monotonic()
+        self._is_stalled = False  # every reader is behind, or there is nothing to do
         self._num_steps = 0
         self._step_seconds_sum = 0.0
         self._prompt_tokens = 0
@@ -247,7 +248,7 @@ class FakeEngine:
 
     def health(self) -> EngineHealth:
         held = sum(choice.num_pages for choice in self._running)
-        busy = bool(self._running or self._waiting)
+        busy = bool(self._running or self._waiting) and not self._is_stalled
         return EngineHealth(
             self._state,
             self._reason,
@@ -340,7 +341,9 @@ class FakeEngine:
             self._step_seconds_sum += self._last_step - started
             await self._pause()
         else:
+            self._is_stalled = True
             await self._work.wait()
+            self._is_stalled, self._last_step = False, time.monotonic()
 
     def _step(self) -> bool:
         """Schedule, prefill, draw. False when there was nothing to do: no work, or no reader has credit."""

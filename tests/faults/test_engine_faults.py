@@ -15,7 +15,7 @@ import pytest
 import engine.thread
 from service.settings import Settings
 from tests.service.apps import SETTINGS, check_error
-from tests.service.asgi import until
+from tests.service.asgi import make_job, until
 from tests.service.inloop import app_and_client
 
 from .runners import FAULTY_SEED, FaultyRunner, GatedRunner, LetterRunner, NotANumberRunner, engine_of
@@ -214,3 +214,16 @@ async def test_debug_steps_tell_what_ran_where_debugging_is_on() -> None:
         assert [step["number"] for step in steps] == list(range(1, 7))
         assert steps[0]["num_prefill_rows"] == 5 and steps[1]["num_decode_rows"] == 4
         assert all(step["seconds"] >= 0 and step["segment_rows"] for step in steps)
+
+
+async def test_readers_that_all_stand_still_are_no_hang() -> None:
+    """Nothing can be done then, and nothing is wrong with the engine: liveness must not restart it."""
+    engine = engine_of(LetterRunner(), stream_credit=4)
+    async with app_and_client(replace(LIMITED, step_timeout=0.001), engine) as (app, client):
+        job = make_job(2, max_tokens=(400,))
+        async with app.state.services.engine.submit(job.batch):
+            await until(lambda: app.state.services.engine.health().generation_tokens == 8)
+            await until(lambda: app.state.services.engine.health().last_step_age is None)
+            for _ in range(20):
+                await anyio.sleep(0.002)
+                assert (await client.get("/health/live")).status_code == 200

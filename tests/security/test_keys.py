@@ -307,3 +307,17 @@ async def test_owner_and_cache_of_a_request_come_from_its_key(with_keys: Setting
     assert owners[0] == owners[2] != owners[1] and all(owners)
     assert [request.cache_namespace for request in seen] == owners
     assert "sk-" not in json.dumps(owners)
+
+
+@pytest.mark.anyio
+async def test_a_websocket_is_closed_whatever_it_brings(with_keys: Settings) -> None:
+    messages: list[Any] = []
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+
+    async with app_and_client(with_keys) as (app, _):
+        headers = [(b"authorization", b"Bearer sk-one")]
+        scope = {"type": "websocket", "path": "/v1/chat/completions", "headers": headers, "query_string": b""}
+        await app(scope, anyio.sleep_forever, send)  # type: ignore[arg-type]
+    assert [message["type"] for message in messages] == ["websocket.close"]
