@@ -13,31 +13,34 @@ from engine.api import TokenLogprobs
 from engine.native.library import Plan, Sample
 from engine.plan import AttentionSegment, SampledToken, SamplingRow, StepPlan
 
-_SAMPLING_ROW = struct.Struct("=12Q6d")  # SamplingRow in sampler.h
+_SAMPLING_ROW = struct.Struct("=12Q6d")  # SamplingRow in plan.h
 
 _WORD = 2**64
 
 
 class PlanArrays:
-    """`plan` points into arrays that live as long as this object; `results()` reads what the step wrote."""
+    """`plan` points into arrays that live as long as this object; `results()` reads what the step wrote.
+
+    Making one raises ValueError for numbers that do not fit the arrays.
+    """
 
     def __init__(self, step: StepPlan) -> None:
         self.plan = Plan()
         self._rows = step.sampling_rows
         self._arrays: list[array[int] | array[float] | bytearray | ctypes.Array[c_int32] | ctypes.Array[c_float]] = []
-        self._add_rows(step)
-        self._add_segments(step.segments)
-        self._add_sampling_rows(step.sampling_rows)
+        try:
+            self._add_rows(step)
+            self._add_segments(step.segments)
+            self._add_sampling_rows(step.sampling_rows)
+        except (OverflowError, TypeError, struct.error) as exc:
+            raise ValueError(f"a plan holds a number that is out of range: {exc}") from exc
 
     def results(self) -> list[SampledToken]:
         return [self._result(row, sample) for row, sample in zip(self._rows, self._samples, strict=True)]
 
     def _keep(self, typecode: str, values: Sequence[int] | Sequence[float] | array[int] | array[float]) -> int:
-        """The address of an array of these values. Raises ValueError for numbers that do not fit its type."""
-        try:
-            kept = array(typecode, values)
-        except (OverflowError, TypeError) as exc:
-            raise ValueError(f"a plan holds a number that is out of range: {exc}") from exc
+        """The address of an array of these values."""
+        kept = array(typecode, values)
         self._arrays.append(kept)
         return kept.buffer_info()[0]
 

@@ -73,6 +73,9 @@ BAD: dict[str, Callable[[StepPlan], object]] = {
     "logit row": lambda p: p.logit_rows.__setitem__(1, 41),
     "logit rows out of order": lambda p: p.logit_rows.reverse(),
     "sample without logits": lambda p: setattr(p.sampling_rows[0], "logits_row", 2),
+    "negative position of a draw": lambda p: setattr(p.sampling_rows[0], "position", -1),
+    "negative top_k": lambda p: params(p, top_k=-1),
+    "huge biased token": lambda p: params(p, logit_bias=((2**31, 1.0),)),
     "biased token": lambda p: params(p, logit_bias=((VOCAB, 1.0),)),
     "blocked token": lambda p: setattr(p.sampling_rows[0], "blocked_ids", (-1,)),
     "penalised token": lambda p: (
