@@ -62,7 +62,7 @@ def _effort(effort: str | None, parsers: ModelParsers, template: str) -> Mapping
 
 
 def _knows(template: str, name: str) -> bool:
-    return re.search(rf"\b{name}\b", template) is not None
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
 def _unknown_to_template(param: str, name: str) -> ApiError:

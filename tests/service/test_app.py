@@ -140,7 +140,7 @@ def test_an_unexpected_error_is_logged_and_says_nothing(
 ) -> None:
     with serving() as client:
         services = client.app.state.services
-        monkeypatch.setattr(services.tokenizer, "render_chat", lambda messages: 1 / 0)
+        monkeypatch.setattr(services.tokenizer, "render_chat", lambda messages, options: 1 / 0)
         response = client.post(CHAT, json=BODY)
         error = check_error(response, 500)
         assert error["type"] == "server_error" and "division" not in error["message"]
