@@ -131,8 +131,8 @@ class GrammarCompiler:
         param = constraint.param
         try:
             grammar = _grammar(constraint)
-        except ValueError as error:
-            raise InvalidConstraint(_one_line(str(error)), getattr(error, "param", param)) from error
+        except (ValueError, RecursionError) as error:
+            raise InvalidConstraint(_reworded(_one_line(str(error))), getattr(error, "param", param)) from error
         limits = _LARK_LIMITS if isinstance(constraint, Lark) else _LIMITS
         matcher = Matcher(LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits), self._eos_mask)
         if not matcher.allowed().any():
@@ -254,6 +254,8 @@ def _reworded(error: str) -> str:
     """llguidance's message without the source that it quotes and the options that clients do not have."""
     if "oneOf constraints" in error:
         return "oneOf is supported where its options provably exclude each other; anyOf may serve instead"
+    if error.startswith("recursion limit exceeded"):
+        return "it is nested too deeply"
     if error.startswith("NoExtension"):
         return "no text satisfies it"
     if "Current row has" in error:
