@@ -12,8 +12,8 @@ import pytest
 
 from tests.e2e.answers import ask, fold, letters, path_of, read_body
 from tests.e2e.faulty_app import SCRIPT_SEED
-from tests.e2e.fixtures import ENDLESS, MODEL, SLOTS, TINY_ENDLESS
-from tests.e2e.server import Server, wait_until
+from tests.e2e.fixtures import ENDLESS, MODEL, SLOTS, TINY_ENDLESS, fake_spec
+from tests.e2e.server import Server, Servers, wait_until
 from tests.e2e.wire import Wire
 
 PROMPT_TOKENS = "chorus_prompt_tokens_total"
@@ -206,6 +206,49 @@ def test_survivors_of_random_departures_get_what_they_get_alone(either: Server) 
     either.wait_idle()
     for (_, body), found in zip(survivors, answers, strict=True):
         assert found == ask(either, body | {"stream": False}).choices
+
+
+@pytest.mark.parametrize("same_prompt", [False, True])
+@pytest.mark.parametrize("worker", ["asyncio", "trio"])
+def test_nothing_of_a_request_that_left_the_queue_was_computed(
+    servers: Servers, worker: str, same_prompt: bool
+) -> None:
+    """One place, whose owner always keeps up: no other can have been started."""
+    one_place = {"CHORUS_MAX_NUM_SEQS": 1, "CHORUS_MAX_QUEUED_SEQS": 8, "CHORUS_STREAM_CREDIT": 10**6}
+    server = servers.get(fake_spec("service", worker, **one_place))
+    num_tokens = 20_000
+    with Wire(server) as owner:
+        owner.post("/v1/completions", {"model": MODEL, "prompt": "abc", "seed": 5, "max_tokens": num_tokens})
+        server.wait_metric(RUNNING, lambda value: value == 1)
+        computed = server.metric(PROMPT_TOKENS)
+        for leave in (Wire.close, Wire.reset):
+            queued = {"model": MODEL, "prompt": "abc" if same_prompt else "other", "n": 2}
+            _leave_when(server, queued, leave, WAITING, lambda value: value == 2)
+            server.wait_metric(WAITING, lambda value: value == 0)
+        answer = owner.read().json()
+    assert answer["choices"][0]["text"] == letters(5, 3, num_tokens)
+    assert server.metric(PROMPT_TOKENS) == computed
+    server.wait_idle()
+
+
+def test_memory_does_not_grow_with_the_clients_that_left(one_fake: Server) -> None:
+    body = _endless(one_fake, n=4, stream=True)
+
+    def leave_early() -> None:
+        with Wire(one_fake) as wire:
+            wire.post(path_of(body), body)
+            assert wire.read_head().status == 200
+            for _ in range(3):
+                wire.next_event()
+
+    for _ in range(100):
+        leave_early()
+    one_fake.wait_idle()
+    before = one_fake.resident_bytes()
+    for _ in range(200):
+        leave_early()
+    one_fake.wait_idle()
+    assert one_fake.resident_bytes() - before < 30 * 2**20
 
 
 def test_fake_neighbour_is_what_the_rule_says(fake: Server) -> None:
