@@ -208,8 +208,12 @@ CHAT_FIELDS: Mapping[str, FieldRule] = {
     "tools[function].function": _honoured("what it is"),
     "tools[function].function.name": _honoured("how calls name it"),
     "tools[function].function.description": _honoured("given to the chat template"),
-    "tools[function].function.parameters": _honoured("the schema of its arguments: for the template, and enforced"),
-    "tools[function].function.strict": _honoured("arguments of required and named calls always follow the schema"),
+    "tools[function].function.parameters": _honoured(
+        "the schema of its arguments: for the template, and enforced in required and named calls"
+    ),
+    "tools[function].function.strict": _no_op(
+        "required and named calls follow the schema anyway; those that a model makes by itself are not enforced"
+    ),
     "tools[custom]": _refused(_CUSTOM),
     "top_logprobs": _honoured("0 to 20; needs `logprobs`"),
     "verbosity": _refused("verbosity cannot be set", "medium"),

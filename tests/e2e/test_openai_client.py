@@ -187,8 +187,8 @@ def test_errors_are_the_clients_own_with_field_and_code(fake_client: openai.Open
         chat.create(model=MODEL, messages=QUESTION, n=0)
     assert (refused.value.param, refused.value.type) == ("n", "invalid_request_error")
     with pytest.raises(openai.BadRequestError) as unsupported:
-        chat.create(model=MODEL, messages=QUESTION, logprobs=True, stream=True)
-    assert (unsupported.value.param, unsupported.value.code) == ("logprobs", "unsupported_parameter")
+        chat.create(model=MODEL, messages=QUESTION, service_tier="flex", stream=True)
+    assert (unsupported.value.param, unsupported.value.code) == ("service_tier", "unsupported_parameter")
     with pytest.raises(openai.BadRequestError) as too_long:
         completions.create(model=MODEL, prompt="x", max_tokens=2**20)
     assert (too_long.value.param, too_long.value.code) == ("max_tokens", "context_length_exceeded")
