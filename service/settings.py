@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from engine.config import EngineConfig
 from service.parsers import REASONING_PARSERS, TOOL_PARSERS
+from service.setting_values import bind, choice, integer, origins, path, seconds, size, switch, text
 
 PREFIX = "CHORUS_"
 RESERVED = ("CHORUS_METRICS_COMPAT", "CHORUS_UPSTREAM_API_KEY", "CHORUS_UPSTREAM_URLS")
@@ -31,8 +32,6 @@ LIBRARY_DEFAULTS = {
 T = TypeVar("T")
 
 _DEFAULTS = EngineConfig()
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 # What Kubernetes and Docker links put into a container's environment for a service named chorus or chorus-something.
 _SERVICE_LINK = re.compile(r"CHORUS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
@@ -40,78 +39,6 @@ _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 
 class SettingsError(Exception):
     """A variable has a bad value; `str()` is one line that names it."""
-
-
-def _text(raw: str) -> str:
-    return raw
-
-
-def _path(raw: str) -> Path:
-    try:
-        return Path(raw).expanduser()
-    except RuntimeError:
-        raise ValueError("this user has no home folder") from None
-
-
-def _switch(raw: str) -> bool:
-    if raw.lower() in _TRUE + _FALSE:
-        return raw.lower() in _TRUE
-    raise ValueError("expected true or false")
-
-
-def _choice(*names: str) -> Callable[[str], str]:
-    def parse(raw: str) -> str:
-        if raw not in names:
-            raise ValueError(f"expected one of {', '.join(names)}")
-        return raw
-
-    return parse
-
-
-def _integer(low: int, high: int | None = None) -> Callable[[str], int]:
-    def parse(raw: str) -> int:
-        if not re.fullmatch(r"[+-]?\d{1,18}", raw):
-            raise ValueError("expected a whole number")
-        return _bounded(int(raw), low, high)
-
-    return parse
-
-
-def _seconds(low: float) -> Callable[[str], float]:
-    def parse(raw: str) -> float:
-        if not re.fullmatch(r"\d{1,9}(\.\d+)?", raw):
-            raise ValueError("expected a number of seconds")
-        return _bounded(float(raw), low, None)
-
-    return parse
-
-
-def _size(raw: str) -> int:
-    match = re.fullmatch(r"(\d{1,15}) ?(|kib|mib|gib)", raw.lower())
-    if match is None:
-        raise ValueError("expected a number of bytes, such as 1048576 or 1MiB")
-    return _bounded(int(match[1]) * _UNITS[match[2]], 1, None)
-
-
-def _origins(raw: str) -> tuple[str, ...]:
-    origins = tuple(origin.strip() for origin in raw.split(","))
-    for origin in origins:
-        if not re.fullmatch(r"\*|https?://[^/\s*]+", origin):
-            raise ValueError("expected origins such as https://example.com, or *")
-    return origins
-
-
-def _bind(raw: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]]+)):(\d{1,5})", raw)
-    if match is None or int(match[3]) > 65535:
-        raise ValueError("expected host:port")
-    return match[1] or match[2], int(match[3])
-
-
-def _bounded(value: T, low: float, high: float | None) -> T:
-    if value < low or (high is not None and value > high):  # type: ignore[operator]
-        raise ValueError(f"expected at least {low}" if high is None else f"expected {low} to {high}")
-    return value
 
 
 def _setting(default: T, parse: Callable[[str], Any], description: str, shown_default: str | None = None) -> T:
@@ -123,88 +50,88 @@ def _setting(default: T, parse: Callable[[str], Any], description: str, shown_de
 class Settings:
     """Each field is CHORUS_ and its name in capitals. An empty variable counts as not set."""
 
-    host: str = _setting("127.0.0.1", _text, "address to listen on (`python -m service` only, as port and worker)")
-    port: int = _setting(8000, _integer(0, 65535), "port to listen on; 0 takes a free one")
-    worker: str = _setting("asyncio", _choice("asyncio", "uvloop", "trio"), "event loop: asyncio, uvloop or trio")
-    log_level: str = _setting("info", _choice("debug", "info", "warning", "error"), "debug, info, warning or error")
+    host: str = _setting("127.0.0.1", text, "address to listen on (`python -m service` only, as port and worker)")
+    port: int = _setting(8000, integer(0, 65535), "port to listen on; 0 takes a free one")
+    worker: str = _setting("asyncio", choice("asyncio", "uvloop", "trio"), "event loop: asyncio, uvloop or trio")
+    log_level: str = _setting("info", choice("debug", "info", "warning", "error"), "debug, info, warning or error")
 
-    engine: str = _setting("torch", _choice("torch", "fake", "vllm", "upstream"), "torch, or fake (for tests)")
+    engine: str = _setting("torch", choice("torch", "fake", "vllm", "upstream"), "torch, or fake (for tests)")
     model: str | None = _setting(
-        None, _text, "hub id, local folder or GGUF file of the model", "the default model, SmolLM2-135M-Instruct"
+        None, text, "hub id, local folder or GGUF file of the model", "the default model, SmolLM2-135M-Instruct"
     )
     served_model_name: str = _setting(
-        _DEFAULTS.served_model_name, _text, "the name that requests give as `model`", "the model's name"
+        _DEFAULTS.served_model_name, text, "the name that requests give as `model`", "the model's name"
     )
-    cache_dir: Path = _setting(_DEFAULTS.cache_dir, _path, "folder for converted models")  # noqa: RUF009
-    device: str = _setting(_DEFAULTS.device, _text, "auto, cpu, cuda or cuda:N")
+    cache_dir: Path = _setting(_DEFAULTS.cache_dir, path, "folder for converted models")  # noqa: RUF009
+    device: str = _setting(_DEFAULTS.device, text, "auto, cpu, cuda or cuda:N")
     dtype: str = _setting(
-        _DEFAULTS.dtype, _choice("auto", "float32", "bfloat16", "float16"), "auto, float32, bfloat16 or float16"
+        _DEFAULTS.dtype, choice("auto", "float32", "bfloat16", "float16"), "auto, float32, bfloat16 or float16"
     )
-    runner: str = _setting(_DEFAULTS.runner, _choice("auto", "native", "torch"), "auto, native or torch")
-    trust_remote_code: bool = _setting(_DEFAULTS.trust_remote_code, _switch, "run code that comes with a model")
+    runner: str = _setting(_DEFAULTS.runner, choice("auto", "native", "torch"), "auto, native or torch")
+    trust_remote_code: bool = _setting(_DEFAULTS.trust_remote_code, switch, "run code that comes with a model")
     max_model_len: int | None = _setting(
-        _DEFAULTS.max_model_len, _integer(1), "tokens of prompt and answer together", "the model's own"
+        _DEFAULTS.max_model_len, integer(1), "tokens of prompt and answer together", "the model's own"
     )
-    max_num_seqs: int = _setting(_DEFAULTS.max_num_seqs, _integer(1), "choices that run at once")
-    max_num_batched_tokens: int = _setting(_DEFAULTS.max_num_batched_tokens, _integer(1), "tokens in one engine step")
-    max_queued_seqs: int = _setting(_DEFAULTS.max_queued_seqs, _integer(0), "choices that may wait; beyond it 429")
+    max_num_seqs: int = _setting(_DEFAULTS.max_num_seqs, integer(1), "choices that run at once")
+    max_num_batched_tokens: int = _setting(_DEFAULTS.max_num_batched_tokens, integer(1), "tokens in one engine step")
+    max_queued_seqs: int = _setting(_DEFAULTS.max_queued_seqs, integer(0), "choices that may wait; beyond it 429")
     max_queued_tokens: int = _setting(
-        _DEFAULTS.max_queued_tokens, _integer(1), "prompt tokens of all requests that run or wait; beyond it 429"
+        _DEFAULTS.max_queued_tokens, integer(1), "prompt tokens of all requests that run or wait; beyond it 429"
     )
     kv_cache_bytes: int | None = _setting(
-        _DEFAULTS.kv_cache_bytes, _size, "memory for keys and values", "a share of the memory"
+        _DEFAULTS.kv_cache_bytes, size, "memory for keys and values", "a share of the memory"
     )
     enable_prefix_caching: bool = _setting(
-        _DEFAULTS.enable_prefix_caching, _switch, "keep keys and values of ended requests for prompts that begin alike"
+        _DEFAULTS.enable_prefix_caching, switch, "keep keys and values of ended requests for prompts that begin alike"
     )
     stream_credit: int = _setting(
-        _DEFAULTS.stream_credit, _integer(1), "engine steps that a stream's reader may be behind before it waits"
+        _DEFAULTS.stream_credit, integer(1), "engine steps that a stream's reader may be behind before it waits"
     )
-    num_threads: int | None = _setting(_DEFAULTS.num_threads, _integer(1), "the engine's CPU threads", "torch's own")
+    num_threads: int | None = _setting(_DEFAULTS.num_threads, integer(1), "the engine's CPU threads", "torch's own")
     release_timeout: float = _setting(
-        _DEFAULTS.release_timeout, _seconds(0), "seconds to wait for the engine to let go of an aborted request"
+        _DEFAULTS.release_timeout, seconds(0), "seconds to wait for the engine to let go of an aborted request"
     )
 
     tool_parser: str = _setting(
         "auto",
-        _choice("auto", "none", *TOOL_PARSERS),
+        choice("auto", "none", *TOOL_PARSERS),
         f"how the model writes tool calls: auto (its chat template shows), none, {', '.join(TOOL_PARSERS)}",
     )
     reasoning_parser: str = _setting(
         "auto",
-        _choice("auto", "none", *REASONING_PARSERS),
+        choice("auto", "none", *REASONING_PARSERS),
         f"how it marks its reasoning: auto, none, {', '.join(REASONING_PARSERS)}",
     )
 
-    max_body_bytes: int = _setting(8 * 2**20, _size, "largest request body; beyond it 413", "8MiB")
-    body_timeout: float = _setting(30.0, _seconds(0.001), "seconds in which a request body must arrive")
-    max_n: int = _setting(128, _integer(1), "largest `n`")
-    ping_seconds: float = _setting(15.0, _seconds(0.001), "seconds of silence after which a stream sends a comment")
-    drain_seconds: float = _setting(30.0, _seconds(0), "seconds that running requests get to finish at SIGTERM")
-    keep_alive_seconds: float = _setting(75.0, _seconds(0), "seconds that an idle connection is kept")
+    max_body_bytes: int = _setting(8 * 2**20, size, "largest request body; beyond it 413", "8MiB")
+    body_timeout: float = _setting(30.0, seconds(0.001), "seconds in which a request body must arrive")
+    max_n: int = _setting(128, integer(1), "largest `n`")
+    ping_seconds: float = _setting(15.0, seconds(0.001), "seconds of silence after which a stream sends a comment")
+    drain_seconds: float = _setting(30.0, seconds(0), "seconds that running requests get to finish at SIGTERM")
+    keep_alive_seconds: float = _setting(75.0, seconds(0), "seconds that an idle connection is kept")
     request_timeout: float = _setting(
-        600.0, _seconds(0.001), "seconds after which an answer ends with what there is; requests may ask for less"
+        600.0, seconds(0.001), "seconds after which an answer ends with what there is; requests may ask for less"
     )
     write_timeout: float = _setting(
-        60.0, _seconds(0.001), "seconds for which a client may take nothing of its answer before it is cut off"
+        60.0, seconds(0.001), "seconds for which a client may take nothing of its answer before it is cut off"
     )
     step_timeout: float = _setting(
-        60.0, _seconds(0.001), "seconds without progress of the engine after which it counts as hung"
+        60.0, seconds(0.001), "seconds without progress of the engine after which it counts as hung"
     )
     api_keys_file: Path | None = _setting(  # noqa: RUF009
-        None, _path, "file of API keys, one a line: KEY [NAME] [LIMIT=NUMBER ...]; reread when it changes", "no keys"
+        None, path, "file of API keys, one a line: KEY [NAME] [LIMIT=NUMBER ...]; reread when it changes", "no keys"
     )
     cors_origins: tuple[str, ...] = _setting(
-        (), _origins, "origins, separated by commas, whose pages may call from a browser; * for all", "none"
+        (), origins, "origins, separated by commas, whose pages may call from a browser; * for all", "none"
     )
     metrics_bind: tuple[str, int] | None = _setting(
         None,
-        _bind,
+        bind,
         "host:port that alone serves /metrics, without a key (`python -m service` only)",
         "the main address",
     )
-    debug: bool = _setting(False, _switch, "serve /debug/steps, the engine's last steps")
-    backlog: int = _setting(2048, _integer(1), "connections that may wait to be accepted")
+    debug: bool = _setting(False, switch, "serve /debug/steps, the engine's last steps")
+    backlog: int = _setting(2048, integer(1), "connections that may wait to be accepted")
 
     @property
     def max_choices(self) -> int:

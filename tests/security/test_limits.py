@@ -115,6 +115,8 @@ async def test_limits_are_429_over_http(with_limits: Settings) -> None:
         wide = await client.post("/v1/completions", json=BODY | {"n": 3}, headers=key("sk-a"))
         check_error(wide, 429, "n", "rate_limit_exceeded")
         assert wide.headers["x-should-retry"] == "false"  # it would fail again for ever
+        hidden = await client.post("/v1/completions", json=BODY | {"n": 1, "best_of": 3}, headers=key("sk-a"))
+        check_error(hidden, 429)
         assert (await client.post("/v1/completions", json=BODY | {"n": 2}, headers=key("sk-a"))).status_code == 200
         assert (await client.post("/v1/completions", json=BODY | {"n": 3}, headers=key("sk-d"))).status_code == 200
         for status in (200, 400, 429, 429):  # what is refused counts as well
