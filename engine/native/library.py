@@ -44,9 +44,9 @@ class Sample(Structure):
 class Plan(Structure):
     _fields_ = [
         *[(name, c_int32) for name in ("num_rows", "num_segments", "num_pages", "num_copies", "num_logit_rows")],
-        *[(name, c_int32) for name in ("num_samples", "num_prompt_ids", "num_ids", "num_biases")],
+        *[(name, c_int32) for name in ("num_samples", "num_prompt_ids", "num_ids", "num_biases", "num_mask_words")],
         *[(name, c_void_p) for name in ("token_ids", "positions", "slots", "segments", "pages", "copies")],
-        *[(name, c_void_p) for name in ("logit_rows", "samples", "prompt_ids", "ids", "biases")],
+        *[(name, c_void_p) for name in ("logit_rows", "samples", "prompt_ids", "ids", "biases", "mask_words")],
         ("results", POINTER(Sample)),
     ]
 

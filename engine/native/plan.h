@@ -22,11 +22,12 @@ struct Segment {
 };
 
 /** One token to draw. Its lists are runs of the plan's pools: prompt ids; then output, biased and blocked ids, one
-   after the other; biases. `logprobs`: 0 for none, k + 1 for the k best. */
+   after the other; biases; mask words, of which there are none where every token is allowed. `logprobs`: 0 for none,
+   k + 1 for the k best. */
 struct SamplingRow {
     std::uint64_t logits_row, position, seed, top_k, logprobs;
-    std::uint64_t num_prompt, num_output, num_biased, num_blocked;
-    std::uint64_t first_prompt, first_id, first_bias;
+    std::uint64_t num_prompt, num_output, num_biased, num_blocked, num_mask_words;
+    std::uint64_t first_prompt, first_id, first_bias, first_mask_word;
     double temperature, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty;
 };
 
@@ -42,7 +43,7 @@ struct Sample {
 /** Counts, then arrays. copies: (source, target) pairs. */
 struct Plan {
     std::int32_t num_rows, num_segments, num_pages, num_copies, num_logit_rows;
-    std::int32_t num_samples, num_prompt_ids, num_ids, num_biases;
+    std::int32_t num_samples, num_prompt_ids, num_ids, num_biases, num_mask_words;
     const std::int32_t *token_ids, *positions;
     const std::int64_t* slots;
     const Segment* segments;
@@ -50,6 +51,7 @@ struct Plan {
     const SamplingRow* samples;
     const std::int32_t *prompt_ids, *ids;
     const float* biases;
+    const std::uint32_t* mask_words;  // bit t % 32 of word t / 32: token t may be drawn
     Sample* results;
 };
 
@@ -139,6 +141,8 @@ private:
             expect(row->logits_row < std::uint64_t(plan.num_logit_rows), "a sampling row has no logits");
             const bool in_range = row->temperature >= 0.0 && row->top_p >= 0.0 && row->min_p >= 0.0;
             expect(in_range && row->repetition_penalty > 0.0, "a sampling parameter is out of range");
+            const std::uint64_t words = row->num_mask_words;
+            expect(words == 0 || words == std::uint64_t(s.vocab + 31) / 32, "a mask does not fit the vocabulary");
         }
     }
 

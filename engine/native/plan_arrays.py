@@ -13,7 +13,7 @@ from engine.api import TokenLogprobs
 from engine.native.library import Plan, Sample
 from engine.plan import AttentionSegment, SampledToken, SamplingRow, StepPlan
 
-_SAMPLING_ROW = struct.Struct("=12Q6d")  # SamplingRow in plan.h
+_SAMPLING_ROW = struct.Struct("=14Q6d")  # SamplingRow in plan.h
 
 _WORD = 2**64
 
@@ -74,6 +74,7 @@ class PlanArrays:
         first_prompt: dict[int, int] = {}  # choices of one prompt share its list
         ids = array("i")
         biases = array("f")
+        mask_words = array("I")
         packed = bytearray()
         self._samples = (Sample * len(rows))()
         for row, sample in zip(rows, self._samples, strict=True):
@@ -94,10 +95,13 @@ class PlanArrays:
             packed += _SAMPLING_ROW.pack(
                 row.logits_row, row.position, params.seed % _WORD, params.top_k, num_logprobs,
                 len(row.prompt_ids) if looks_back else 0, len(output), len(params.logit_bias), len(row.blocked_ids),
-                first_prompt.get(id(row.prompt_ids), 0), *start,
+                0 if row.allowed is None else row.allowed.size,
+                first_prompt.get(id(row.prompt_ids), 0), *start, len(mask_words),
                 params.temperature, params.top_p, params.min_p,
                 params.repetition_penalty, params.frequency_penalty, params.presence_penalty,
             )  # fmt: skip
+            if row.allowed is not None:
+                mask_words.frombytes(row.allowed.tobytes())
         plan = self.plan
         plan.num_samples = len(rows)
         plan.results = self._samples
@@ -105,6 +109,7 @@ class PlanArrays:
         plan.num_prompt_ids, plan.prompt_ids = len(prompts), self._keep("i", prompts)
         plan.num_ids, plan.ids = len(ids), self._keep("i", ids)
         plan.num_biases, plan.biases = len(biases), self._keep("f", biases)
+        plan.num_mask_words, plan.mask_words = len(mask_words), self._keep("I", mask_words)
 
     def _add_room_for_best(self, sample: Sample, count: int) -> None:
         best_ids, best_logprobs = (c_int32 * count)(), (c_float * count)()

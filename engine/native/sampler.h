@@ -50,7 +50,7 @@ public:
     void sample(const SamplingRow& row, const float* logits, const Plan& plan, Sample& out) {
         const bool penalised =
             row.repetition_penalty != 1.0 || row.frequency_penalty != 0.0 || row.presence_penalty != 0.0;
-        const bool changed = penalised || row.num_biased + row.num_blocked > 0;
+        const bool changed = penalised || row.num_biased + row.num_blocked + row.num_mask_words > 0;
         if (changed) change(row, logits, plan);
         out.token = draw(row, changed ? changed_.data() : logits);
         if (row.logprobs > 0 && out.token >= 0) report(int(row.logprobs) - 1, logits, out);
@@ -64,7 +64,7 @@ private:
 
     int num_blocks() const { return width_ / kBlock; }
 
-    /** Bias, then blocked ids, then penalties, into changed_. */
+    /** Bias, then blocked ids and the mask, then penalties, into changed_. */
     void change(const SamplingRow& row, const float* logits, const Plan& plan) {
         const std::span prompt(plan.prompt_ids + row.first_prompt, row.num_prompt);
         const std::span output(plan.ids + row.first_id, row.num_output);
@@ -73,6 +73,12 @@ private:
         std::copy(logits, logits + width_, changed_.begin());
         for (std::size_t i = 0; i < biased.size(); ++i) changed_[biased[i]] += plan.biases[row.first_bias + i];
         for (std::int32_t id : blocked) changed_[id] = kNothing;
+        if (row.num_mask_words > 0) {
+            const std::uint32_t* words = plan.mask_words + row.first_mask_word;
+            for (int id = 0; id < vocab_; ++id) {
+                if ((words[id / 32] >> (id % 32) & 1) == 0) changed_[id] = kNothing;
+            }
+        }
         if (row.repetition_penalty != 1.0) {
             ++mark_;
             for (std::int32_t id : prompt) repeat_once(id, float(row.repetition_penalty));

@@ -9,11 +9,17 @@
 
 #include <bit>
 #include <cstdint>
+#include <cstring>
 
 namespace chorus {
 
 using bf16 = std::uint16_t;
 
+inline int load_word(const bf16* p) {
+    int word;
+    std::memcpy(&word, p, sizeof word);
+    return word;
+}
 inline float to_float(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x) << 16); }
 
 #if defined(__AVX512F__)
@@ -146,7 +152,7 @@ struct ColumnPairs {
     __m512i v;
 };
 inline ColumnPairs load_pairs(const bf16* p) { return {_mm512_load_si512(p)}; }
-inline ColumnPairs splat_pair(const bf16* p) { return {_mm512_set1_epi32(*(const int*)p)}; }
+inline ColumnPairs splat_pair(const bf16* p) { return {_mm512_set1_epi32(load_word(p))}; }
 inline F16 dot2(F16 acc, ColumnPairs a, ColumnPairs b) {
     return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)};
 }
@@ -169,17 +175,23 @@ inline ColumnPairs split_pairs(__m512i x) {
             {_mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000))))}};
 }
 inline ColumnPairs load_pairs(const bf16* p) { return split_pairs(_mm512_load_si512(p)); }
+inline ColumnPairs splat_pair(const bf16* p) { return split_pairs(_mm512_set1_epi32(load_word(p))); }
 constexpr int kMaxRows = 12;
 #else
-inline ColumnPairs load_pairs(const bf16* p) {
-    const __m256i lo = _mm256_load_si256((const __m256i*)p), hi = _mm256_load_si256((const __m256i*)p + 1);
-    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000));
+inline ColumnPairs split_pairs(__m256i lo, __m256i hi) {
+    const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xffff0000));
     return {{_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))},
-            {_mm256_castsi256_ps(_mm256_and_si256(lo, upper)), _mm256_castsi256_ps(_mm256_and_si256(hi, upper))}};
+            {_mm256_castsi256_ps(_mm256_and_si256(lo, odd)), _mm256_castsi256_ps(_mm256_and_si256(hi, odd))}};
+}
+inline ColumnPairs load_pairs(const bf16* p) {
+    return split_pairs(_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)p + 1));
+}
+inline ColumnPairs splat_pair(const bf16* p) {
+    const __m256i pair = _mm256_set1_epi32(load_word(p));
+    return split_pairs(pair, pair);
 }
 constexpr int kMaxRows = 2;
 #endif
-inline ColumnPairs splat_pair(const bf16* p) { return {splat(to_float(p[0])), splat(to_float(p[1]))}; }
 inline F16 dot2(F16 acc, ColumnPairs a, ColumnPairs b) { return fma(a.odd, b.odd, fma(a.even, b.even, acc)); }
 
 #endif

@@ -162,3 +162,31 @@ def test_logprobs_are_of_the_unchanged_logits(runner: NativeRunner) -> None:
     log_total = logits.max() + math.log(np.exp(logits - logits.max()).sum())
     assert drawn.logprobs.logprob == pytest.approx(logits[9] - log_total, abs=1e-5)
     assert drawn.logprobs.top[0][0] == int(logits.argmax())
+
+
+def test_a_mask_leaves_only_what_it_allows(runner: NativeRunner) -> None:
+    """Greedy, drawn and penalised alike; a mask that allows nothing fails its row alone."""
+    rng = np.random.default_rng(4)
+    params = [
+        SamplingParams(seed=1, temperature=0.0),
+        SamplingParams(seed=2, logprobs=3),
+        SamplingParams(seed=3, top_p=0.7, presence_penalty=1.0),
+        SamplingParams(seed=4, top_k=3, logit_bias=((5, 9.0),)),
+        SamplingParams(seed=5),
+    ]
+    plan = plan_of(*params, output=[5, 6])
+    for row in plan.sampling_rows[:-1]:
+        row.allowed = rng.integers(0, 2**32, -(-VOCAB // 32), dtype=np.uint32)
+    drawn = ids_of(agreed(runner, plan))
+    for row, token_id in zip(plan.sampling_rows[:-1], drawn, strict=False):
+        assert row.allowed is not None
+        assert row.allowed[token_id // 32] >> np.uint32(token_id % 32) & 1
+    plan.sampling_rows[2].allowed = np.zeros(-(-VOCAB // 32), dtype=np.uint32)
+    assert [token_id < 0 for token_id in ids_of(agreed(runner, plan))] == [False, False, True, False, False]
+
+
+def test_a_mask_of_another_vocabulary_is_refused(runner: NativeRunner) -> None:
+    plan = plan_of(SamplingParams(seed=1))
+    plan.sampling_rows[0].allowed = np.full(1, 2**32 - 1, dtype=np.uint32)
+    with pytest.raises(ValueError, match="mask"):
+        runner.execute(plan)
