@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,20 @@ from typing import Any
 import anyio
 import pytest
 
+from engine.plan import SampledToken, StepPlan
 from tests.faults.runners import LetterRunner, engine_of
 from tests.service.apps import SETTINGS
 from tests.service.asgi import until
 from tests.service.inloop import app_and_client, key
+
+
+class PacedRunner(LetterRunner):
+    """A wave of 60 tokens takes over a second: many times what a request needs from its header to the scheduler."""
+
+    def execute(self, plan: StepPlan) -> list[SampledToken]:
+        time.sleep(0.02)
+        return super().execute(plan)
+
 
 BODY: dict[str, Any] = {"model": "org/m", "prompt": "hello", "seed": 1}
 
@@ -23,7 +34,7 @@ async def test_a_key_that_fills_the_engine_does_not_make_another_wait(tmp_path: 
     path = tmp_path / "keys"
     path.write_text("sk-greedy\nsk-modest\n")
     settings = replace(SETTINGS, api_keys_file=path, max_num_seqs=4)
-    engine = engine_of(LetterRunner(num_pages=64), max_num_seqs=4)
+    engine = engine_of(PacedRunner(num_pages=64), max_num_seqs=4)
     async with app_and_client(settings, engine) as (app, client), anyio.create_task_group() as group:
 
         async def fill() -> None:

@@ -32,14 +32,15 @@ class Canary:
     def _listen(self) -> None:
         while True:
             try:
-                self.listener.accept()[0].close()
+                connection, _ = self.listener.accept()
             except OSError:
                 return
             self.hits += 1
+            connection.close()
 
     def close(self) -> None:
-        with socket.create_connection(("127.0.0.1", self.port)):
-            pass  # whoever came before has been counted once this one is
+        with socket.create_connection(("127.0.0.1", self.port)) as last:
+            last.recv(1)  # its end: this one has been counted, and so has whoever came before
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
         self._thread.join(10)
