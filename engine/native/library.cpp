@@ -1,4 +1,4 @@
-// The C interface that library.py loads. Errors come back as a status and a message, never as an exception.
+// The C interface that binding.py loads. Errors come back as a status and a message, never as an exception.
 #include <cstdint>
 #include <cstdio>
 #include <exception>

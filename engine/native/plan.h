@@ -1,4 +1,4 @@
-// A step's plan as the binding hands it over (library.py and plan_arrays.py mirror these structs), and its check.
+// A step's plan as the binding hands it over (binding.py and plan_arrays.py mirror these structs), and its check.
 #pragma once
 
 #include <algorithm>

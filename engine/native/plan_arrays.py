@@ -10,7 +10,7 @@ from ctypes import c_float, c_int32
 from itertools import chain
 
 from engine.api import TokenLogprobs
-from engine.native.library import Plan, Sample
+from engine.native.binding import Plan, Sample
 from engine.plan import AttentionSegment, SampledToken, SamplingRow, StepPlan
 
 _SAMPLING_ROW = struct.Struct("=14Q6d")  # SamplingRow in plan.h

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.model import LoadedModel
-from engine.native.library import NativeEngine, Shape, find_variant, library_path
+from engine.native.binding import NativeEngine, Shape, find_variant, library_path
 from engine.native.plan_arrays import PlanArrays
 from engine.plan import SampledToken, StepPlan
 

@@ -15,7 +15,7 @@ namespace chorus {
 
 constexpr int kMaxHeadDim = 256;
 
-/** Filled by the binding (the same struct stands in library.py). inv_freq: head_dim / 2. windows: one per layer, 0 for
+/** Filled by the binding (the same struct stands in binding.py). inv_freq: head_dim / 2. windows: one per layer, 0 for
  * none. */
 struct Shape {
     std::int32_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate, vocab;

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig, ModelLoadError
-from engine.native.library import find_variant
+from engine.native.binding import find_variant
 from engine.runner import load_runner
 from tests.engine.families import save_family
 

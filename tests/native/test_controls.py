@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import engine.native
-from engine.native.library import runnable_variants
+from engine.native.binding import runnable_variants
 from tests.native.bits import is_bitwise, logits_alone
 from tests.native.models import runner_of, tokens
 

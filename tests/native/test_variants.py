@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.native.library import VARIANTS, find_variant, library_path, runnable_variants
+from engine.native.binding import VARIANTS, find_variant, library_path, runnable_variants
 from engine.native.runner import NativeRunner, unsupported_reason
 from tests.native.bits import is_bitwise, logits_alone
 from tests.native.models import error, oracle_logits, runner_of, tiny, tokens
