@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -62,6 +63,16 @@ def spec(launcher: Launcher, worker: str, settings: Mapping[str, object]) -> Spe
     return Spec(launcher, worker, tuple(sorted((name, str(value)) for name, value in settings.items())))
 
 
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM when the tests are killed, so that no server outlives them (Linux)."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class StartError(AssertionError):
     """The server ended, or did not answer, before it was ready."""
 
@@ -82,7 +93,13 @@ class Server:
         handle, name = tempfile.mkstemp(prefix="chorus-", suffix=".log")
         with os.fdopen(handle, "wb") as log:
             process = subprocess.Popen(
-                wanted.command(port), cwd=ROOT, env=wanted.environment(port), stdout=log, stderr=log, process_group=0
+                wanted.command(port),
+                cwd=ROOT,
+                env=wanted.environment(port),
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                preexec_fn=_end_with_parent,
             )
         return cls(wanted, process, Path(name))
 
