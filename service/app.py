@@ -59,7 +59,7 @@ def create_app(
         dependencies={"services": Provide(lambda: services, sync_to_thread=False)},
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[*before, engine_lifespan(services)],
-        before_send=[_add_request_id],
+        before_send=[_add_request_id, _announce_end],
         state=State({"services": services}),
         cors_config=_cors(settings),
         openapi_config=None,
@@ -100,6 +100,17 @@ async def _add_request_id(message: Message, scope: Scope) -> None:
     request_id = scope["state"].get("request_id")
     if request_id is not None and not any(name.lower() == b"x-request-id" for name, _ in message["headers"]):
         message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+
+
+async def _announce_end(message: Message, scope: Scope) -> None:
+    """An answer that does not wait for the request's body ends the connection (HTTP/1.1), and must say so."""
+    if message["type"] != "http.response.start" or scope["type"] != ScopeType.HTTP or scope["state"].get("body_read"):
+        return
+    request = dict(scope["headers"])
+    has_body = request.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in request
+    is_http_1 = scope["http_version"].startswith("1")  # later versions have no such header
+    if has_body and is_http_1 and not any(name.lower() == b"connection" for name, _ in message["headers"]):
+        message["headers"] = [*message["headers"], (b"connection", b"close")]
 
 
 @asynccontextmanager

@@ -36,6 +36,7 @@ async def generate(
         arrival = _arrival(request)
         check_media_type(request.headers.get("content-type"), request.headers.get("content-encoding"))
         body = await read_body(request.receive, request.headers.get("content-length"), services.settings)
+        request.scope["state"]["body_read"] = True
         decoded = await decode_body(body, type_)
         job = await _prepare_in_time(prepare, decoded, services, arrival)
     except (ApiError, EngineError):
