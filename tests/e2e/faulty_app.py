@@ -22,26 +22,7 @@ from engine.fake import EOS_TOKEN_ID, FakeEngine, letter_rule
 from engine.plan import SampledToken, StepPlan
 from engine.thread import EngineThread
 from service.settings import Settings
-
-FAIL_SEED = 900_200
-"""This choice alone fails at its fourth token."""
-
-HANG_SEED = 900_300
-"""The torch engine's step never returns then."""
-
-SCRIPT_SEED = 800_000
-SCRIPTS: tuple[bytes, ...] = (
-    "a\U0001f9ea界".encode(),
-    "é\U0001f9ea界 done".encode(),
-    b"\xf0\x9f\xa7ok\xff\xfe!",
-    b"alpha beta gamma " * 8,
-    "界x世界x".encode() * 4,
-    b"short",
-    b"",
-)
-"""What the fake engine writes for seed SCRIPT_SEED + i, then it ends; bytes, a token each."""
-
-FAULT_POSITION = 3
+from tests.e2e.scripts import FAIL_SEED, FAULT_POSITION, HANG_SEED, SCRIPT_SEED, SCRIPTS
 
 _gate = os.environ.get("FAULTY_LOAD_GATE")
 _kill = os.environ.get("FAULTY_KILL")

@@ -11,8 +11,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.e2e.answers import ask, ask_streamed, check_error, fold, path_of
-from tests.e2e.faulty_app import SCRIPT_SEED, SCRIPTS
 from tests.e2e.fixtures import MODEL, SLOTS
+from tests.e2e.scripts import SCRIPT_SEED, SCRIPTS
 from tests.e2e.server import Server
 from tests.e2e.wire import Wire
 

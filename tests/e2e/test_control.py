@@ -161,7 +161,7 @@ def test_a_full_queue_says_when_to_come_again(one_fake: Server) -> None:
 
 def test_official_client_does_not_repeat_what_would_fail_again(scripted: Server) -> None:
     """x-should-retry: false on a choice that failed for its own reasons; the client would ask twice more."""
-    from tests.e2e.faulty_app import FAIL_SEED
+    from tests.e2e.scripts import FAIL_SEED
 
     asked = []
 

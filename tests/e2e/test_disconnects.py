@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.answers import ask, fold, letters, path_of, read_body
-from tests.e2e.faulty_app import SCRIPT_SEED
 from tests.e2e.fixtures import ENDLESS, MODEL, SLOTS, TINY_ENDLESS, fake_spec
+from tests.e2e.scripts import SCRIPT_SEED
 from tests.e2e.server import Server, Servers, wait_until
 from tests.e2e.wire import Wire
 

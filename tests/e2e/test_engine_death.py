@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.answers import ask, check_envelope, check_error, letters
-from tests.e2e.faulty_app import FAIL_SEED
 from tests.e2e.fixtures import ENDLESS, MODEL, SLOTS, SMALL_STEPS, TINY, TINY_ENDLESS, fake_spec
+from tests.e2e.scripts import FAIL_SEED
 from tests.e2e.server import Launcher, Server, Servers, Spec, spec
 from tests.e2e.wire import Wire
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.answers import check_envelope, check_error, fold, letters, read_body
-from tests.e2e.faulty_app import HANG_SEED
 from tests.e2e.fixtures import MODEL, SLOTS, SMALL_STEPS, TINY, WORKERS, fake_spec
+from tests.e2e.scripts import HANG_SEED
 from tests.e2e.server import Server, spec
 from tests.e2e.wire import Wire
 
