@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.answers import ask, ask_streamed, check_envelope, check_error, path_of
-from tests.e2e.faulty_app import FAIL_SEED, SCRIPT_SEED, SCRIPTS
 from tests.e2e.fixtures import TINY_ENDLESS
+from tests.e2e.scripts import FAIL_SEED, SCRIPT_SEED, SCRIPTS
 from tests.e2e.server import Server
 from tests.e2e.wire import Wire
 
