@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,9 @@ async def test_no_log_line_and_no_label_has_a_word_of_prompt_answer_or_key(
     written = lines_of(caplog)
     assert '"event":"request"' in written and '"key":"team-a"' in written
     assert SECRET not in written and SECRET not in metrics
+    without_ids = re.sub(r"[0-9a-f]{32}", "", written)  # in one of which "def" may stand by chance
     for answer in ("def", "xyzzy", "plugh"):
-        assert answer not in written
+        assert answer not in without_ids
 
 
 @pytest.mark.anyio

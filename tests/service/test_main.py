@@ -217,7 +217,7 @@ def test_a_death_under_plain_hypercorn_ends_it(options: list[str], status: int) 
 
 
 def test_a_bad_setting_under_plain_hypercorn_is_one_line() -> None:
-    command = [sys.executable, "-m", "hypercorn", "-w", "0", "service.app:app"]
+    command = [sys.executable, "-m", "hypercorn", "-w", "0", "-b", "127.0.0.1:0", "service.app:app"]
     done = subprocess.run(command, env=environment(max_n="x"), cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr == "chorus: CHORUS_MAX_N=x: expected a whole number\n"
