@@ -205,6 +205,16 @@ class Server:
         wait_until(holds, f"{name} is as expected")
         return values[-1]
 
+    def wait_stalled(self) -> None:
+        """Until the engine has begun, and then makes nothing, since nobody reads."""
+        made = [0.0]
+
+        def stalled() -> bool:
+            made.append(self.metric("chorus_generation_tokens_total"))
+            return made[-1] == made[-2] > 0
+
+        wait_until(stalled, "the engine waits for its readers")
+
     def load(self) -> tuple[float, float, float]:
         """(running, waiting, held pages)"""
         metrics = self.metrics()

@@ -167,13 +167,7 @@ def test_reader_that_never_reads_again_is_cleaned_up_when_it_leaves(fake: Server
     with Wire(fake, small_buffer=True) as stuck:
         stuck.post("/v1/completions", _endless(fake, n=SLOTS, stream=True))
         fake.wait_metric(RUNNING, lambda value: value == SLOTS)
-        made = [fake.metric(MADE_TOKENS)]
-
-        def stalled() -> bool:
-            made.append(fake.metric(MADE_TOKENS))
-            return made[-1] == made[-2] > 0
-
-        wait_until(stalled, "the engine waits for the reader")
+        fake.wait_stalled()
     fake.wait_idle()
 
 

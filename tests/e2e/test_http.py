@@ -6,13 +6,12 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.answers import check_error, fold, letters, read_body
-from tests.e2e.fixtures import MODEL, fake_spec
+from tests.e2e.fixtures import MODEL, WORKERS, fake_spec
 from tests.e2e.server import Server, Servers, wait_until
 from tests.e2e.wire import Wire, request_bytes
 
@@ -180,16 +179,19 @@ def test_answer_that_does_not_wait_for_the_body_says_that_the_connection_ends(
 
 
 @pytest.mark.parametrize("leave", [Wire.close, Wire.reset], ids=["fin", "rst"])
-def test_connection_that_its_client_closes_is_closed_by_the_server(fake: Server, leave: Callable[[Wire], None]) -> None:
+@pytest.mark.parametrize("worker", [*WORKERS, "uvloop"])
+def test_connection_that_its_client_closes_is_closed_by_the_server(
+    servers: Servers, worker: str, leave: Callable[[Wire], None]
+) -> None:
     """Long before its keep-alive time is over: else clients that come and go use up the descriptors."""
+    server = servers.get(fake_spec("service", worker))
 
     def open_files() -> int:
-        children = Path(f"/proc/{fake.process.pid}/task/{fake.process.pid}/children").read_text().split()
-        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in (fake.process.pid, *map(int, children)))
+        return len(os.listdir(f"/proc/{server.process.pid}/fd"))
 
     before = open_files()
     for _ in range(40):
-        wire = Wire(fake)
+        wire = Wire(server)
         wire.get("/health")
         assert wire.read().status == 200
         leave(wire)
