@@ -74,6 +74,51 @@ def summarise(repeats: Sequence[Sequence[RequestTimes]]) -> Summary:
     )
 
 
+@dataclass(slots=True)
+class StreamTally:
+    """One streamed answer as bytes. arrivals: when each read returned some. num_events: server-sent ones."""
+
+    started: float
+    ended: float = 0.0
+    arrivals: list[float] = field(default_factory=list)
+    num_events: int = 0
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Of answers that ran at the same time, from the first request sent to the last byte read.
+
+    gap_*: seconds between two reads of one answer, over all of them. tokens_per_read: how much comes at once.
+    """
+
+    streams: int
+    tokens: int
+    wall: float
+    tokens_per_second: float
+    tokens_per_read: float
+    gap_median: float
+    gap_max: float
+
+
+def throughput(tallies: Sequence[StreamTally]) -> Throughput:
+    """Raises ValueError when empty."""
+    if not tallies:
+        raise ValueError("nothing was measured")
+    wall = max(tally.ended for tally in tallies) - min(tally.started for tally in tallies)
+    tokens = sum(tally.num_tokens for tally in tallies)
+    gaps = [later - earlier for tally in tallies for earlier, later in pairwise(tally.arrivals)]
+    return Throughput(
+        streams=len(tallies),
+        tokens=tokens,
+        wall=wall,
+        tokens_per_second=tokens / wall,
+        tokens_per_read=tokens / sum(len(tally.arrivals) for tally in tallies),
+        gap_median=quantile(gaps, 0.5),
+        gap_max=max(gaps, default=0.0),
+    )
+
+
 def quantile(values: Sequence[float], q: float) -> float:
     """The value below which a share q of the values lies (nearest rank); 0 of no values."""
     if not values:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.metrics import RequestTimes, quantile, ratios, summarise
+from tests.bench.metrics import RequestTimes, StreamTally, quantile, ratios, summarise, throughput
 
 
 def request(started: float, ended: float, arrivals: dict[int, list[float]], num_tokens: int) -> RequestTimes:
@@ -44,3 +44,17 @@ def test_quantiles_are_nearest_ranks() -> None:
 def test_ratios_are_against_the_best_other_server() -> None:
     others = {"a": {"x": 2.0, "y": 1.0}, "b": {"x": 4.0}}
     assert ratios({"x": 1.0, "y": 3.0, "z": 1.0}, others) == {"x": ("a", 0.5), "y": ("a", 3.0)}
+
+
+def test_throughput_counts_all_answers_over_the_time_of_all() -> None:
+    first = StreamTally(0.0, 4.0, [1.0, 2.0, 4.0], num_events=7, num_tokens=6)
+    second = StreamTally(1.0, 5.0, [2.0, 5.0], num_events=5, num_tokens=4)
+    result = throughput([first, second])
+    assert (result.streams, result.tokens, result.wall, result.tokens_per_second) == (2, 10, 5.0, 2.0)
+    assert result.tokens_per_read == 10 / 5
+    assert (result.gap_median, result.gap_max) == (2.0, 3.0)
+
+
+def test_no_answers_have_no_throughput() -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        throughput([])
