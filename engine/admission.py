@@ -70,8 +70,8 @@ def token_limits(request: Request, info: EngineInfo) -> tuple[tuple[int, ...], l
     if any(not 0 <= token_id < info.vocab_size for token_id in token_ids):
         raise RequestTooLarge(f"token ids must lie in [0, {info.vocab_size})", "prompt")
     room = info.max_model_len - len(token_ids)
-    max_tokens = [room if params.max_tokens is None else params.max_tokens for params in request.choices]
-    if room < 1 or max(max_tokens) > room:
+    max_tokens = [max(1, room) if params.max_tokens is None else params.max_tokens for params in request.choices]
+    if max(max_tokens) > room:
         message = (
             f"{len(token_ids)} prompt tokens and {max(max_tokens)} new ones exceed this model's {info.max_model_len}"
         )

@@ -186,7 +186,7 @@ class SamplingParams:
     """How one choice is drawn. Ranges are checked by the service; a seed is always given.
 
     temperature 0 is greedy. top_k 0 keeps all. top_p and min_p are probabilities in [0, 1]; top_p 0 keeps the likeliest
-    token alone. seed: [0, 2**64). max_tokens: at least 1, None for up to the context's end. min_tokens: no stop token
+    token alone. seed: [0, 2**64). max_tokens: None for up to the context's end; 0 draws nothing. min_tokens: no stop token
     is drawn before so many. logit_bias: (token id, bias) pairs. logprobs: None for none, k for the chosen token's and
     the k best. constraint: needs Capability.CONSTRAINTS; where its text can only end, the choice does, whatever
     ignore_eos and min_tokens say.
@@ -214,7 +214,8 @@ class Request:
     """One prompt and its n choices (`choices[i]` is how choice i is drawn).
 
     priority: lower runs first. owner: who shares the engine fairly with other owners. cache_namespace: prefixes are
-    shared within one namespace only.
+    shared within one namespace only. prompt_logprobs: None for none, k for those of the prompt's tokens and of the k
+    best in their places; such a prompt is computed whole, whatever the cache has.
     """
 
     model: str
@@ -223,6 +224,7 @@ class Request:
     priority: int = 0
     owner: str = ""
     cache_namespace: str = ""
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +281,8 @@ class ChoiceStream(Protocol):
 class PromptInfo:
     """Facts about one admitted prompt; num_cached_tokens is final once its first update has arrived.
 
+    logprobs: where asked for, complete once the first update has arrived (unless that has the end_reason of one that
+    was cut off): of each token but the first, which nothing precedes; None where the model gave no finite numbers.
     num_tokens: None until the engine knows it (engines that tokenise themselves). started_at: when the engine began
     with it, in seconds of time.monotonic(); None while it waits, or from an engine that does not say.
     """
@@ -286,6 +290,7 @@ class PromptInfo:
     num_tokens: int | None
     num_cached_tokens: int = 0
     started_at: float | None = None
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     extras: dict[str, object] = field(default_factory=dict)
 
 

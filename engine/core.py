@@ -69,7 +69,7 @@ class EngineCore:
         if schedule is None:
             return None
         started = time.monotonic()
-        plan, drawn = build_plan(schedule, self.runner.eos_token_ids)
+        plan, drawn, scored = build_plan(schedule, self.runner.eos_token_ids)
         try:
             sampled = self.runner.execute(plan)
         except MemoryError:
@@ -78,7 +78,10 @@ class EngineCore:
         self._record(plan, schedule, time.monotonic() - started)
         self.scheduler.advance(schedule)
         self.num_prompt_tokens += sum(chunk.num_tokens for chunk in schedule.chunks)
-        updates = [self._book(sequence, token) for sequence, token in zip(drawn, sampled, strict=True)]
+        for prompt, token in zip(scored, sampled[len(drawn) :], strict=True):
+            prompt.info.logprobs.append(token.logprobs)
+        updates = [self._book(sequence, token) for sequence, token in zip(drawn, sampled[: len(drawn)], strict=True)]
+        updates += [self._end_at_once(sequence) for sequence in schedule.not_drawing]
         self._check_idle()
         return updates
 
@@ -116,6 +119,11 @@ class EngineCore:
             self.scheduler.end(sequence, keep=True)
         logprobs = () if token.logprobs is None else (token.logprobs,)
         return sequence, ChoiceUpdate((token.token_id,), "", logprobs, reason, stop_reason)
+
+    def _end_at_once(self, sequence: Sequence) -> Update:
+        """Of one whose prompt is all that was wanted."""
+        self.scheduler.end(sequence, keep=True)
+        return sequence, ChoiceUpdate(end_reason=EndReason.LENGTH)
 
     def _end_of(self, sequence: Sequence, token_id: int) -> tuple[EndReason | None, int | None]:
         params = sequence.params

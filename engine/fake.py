@@ -2,7 +2,8 @@
 
 The token of a choice with seed s at output position k, for a prompt of P tokens, is ord("a") + (s + k + P) % 26; at
 temperature 0 s counts as 0. A logit_bias of 100 or -100 forces or bans a token. Of the likeliest tokens the drawn one
-is the first, and each letter after it is less likely by 1.
+is the first, and each letter after it is less likely by 1. So it is with the prompt's tokens, of which the one at
+position p has a log probability of -p.
 
 It is scheduled like a real one: a bounded queue with atomic admission, waves of max_num_seqs, prefill in chunks of
 max_num_batched_tokens; a choice whose reader is behind is passed over, and gives its place to one that waits. A running
@@ -56,6 +57,7 @@ CAPABILITIES = frozenset(
         Capability.ATOMIC_ADMISSION,
         Capability.RELEASE_CONFIRMED,
         Capability.BITWISE,
+        Capability.PROMPT_LOGPROBS,
     }
 )
 
@@ -93,6 +95,8 @@ class _Choice:
 
     def make_token(self, rule: TokenRule, eos_token_ids: frozenset[int], logprob_rule: LogprobRule) -> ChoiceUpdate:
         params, position = self.params, self.num_made
+        if self.max_tokens == 0:
+            return ChoiceUpdate(end_reason=EndReason.LENGTH)
         token_id = rule(params.seed if params.temperature > 0 else 0, position, self.prompt.num_tokens)
         if token_id < 0:
             return ChoiceUpdate(end_reason=EndReason.ERROR, error="the model's output was not finite")
@@ -107,9 +111,7 @@ class _Choice:
             end_reason = EndReason.LENGTH
         logprobs: tuple[TokenLogprobs, ...] = ()
         if params.logprobs is not None:
-            logprob = logprob_rule(params.seed, position)
-            top = tuple(zip(_letters_from(token_id), (logprob - k for k in range(params.logprobs)), strict=False))
-            logprobs = (TokenLogprobs(token_id, logprob, top),)
+            logprobs = (_logprobs(token_id, logprob_rule(params.seed, position), params.logprobs),)
         return ChoiceUpdate((token_id,), logprobs=logprobs, end_reason=end_reason, stop_reason=stop_reason)
 
     def _allowed(self, token_id: int, blocked: set[int]) -> int:
@@ -121,6 +123,11 @@ class _Choice:
 
 def _letters_from(token_id: int) -> list[int]:
     return [token_id, *(ord("a") + (token_id - ord("a") + k) % 26 for k in range(1, 26))]
+
+
+def _logprobs(token_id: int, logprob: float, num_best: int) -> TokenLogprobs:
+    best = zip(_letters_from(token_id), (logprob - k for k in range(num_best)), strict=False)
+    return TokenLogprobs(token_id, logprob, tuple(best))
 
 
 class FakeEngine:
@@ -308,21 +315,26 @@ class FakeEngine:
         if not token_ids or any(not 0 <= token_id < VOCAB_SIZE for token_id in token_ids):
             raise RequestTooLarge(f"a prompt has at least one token id, all in [0, {VOCAB_SIZE})", "prompt")
         limit = min(self._max_model_len, self._num_pages * PAGE_SIZE)
-        if len(token_ids) >= limit:
+        max_tokens = max(self._max_tokens(request, params) for params in request.choices)
+        if len(token_ids) + min(1, max_tokens) > limit:
             raise RequestTooLarge(f"the prompt has {len(token_ids)} tokens, the context {limit}", "prompt")
-        wanted = len(token_ids) + max(self._max_tokens(request, params) for params in request.choices)
+        wanted = len(token_ids) + max_tokens
         if wanted > limit:
             raise RequestTooLarge(f"{wanted} tokens exceed the context of {limit}", "max_tokens")
 
     def _max_tokens(self, request: Request, params: SamplingParams) -> int:
         assert isinstance(request.prompt, TokenPrompt)
-        room = self._max_model_len - len(request.prompt.token_ids)
+        room = max(1, self._max_model_len - len(request.prompt.token_ids))
         return room if params.max_tokens is None else params.max_tokens
 
     def _expand(self, request: Request) -> list[_Choice]:
         assert isinstance(request.prompt, TokenPrompt)
-        num_tokens = len(request.prompt.token_ids)
+        token_ids, num_best = request.prompt.token_ids, request.prompt_logprobs
+        num_tokens = len(token_ids)
         prompt = _Prompt(request, PromptInfo(num_tokens), num_tokens, num_tokens)
+        if num_best is not None:
+            scored = (_logprobs(token_ids[place], -float(place), num_best) for place in range(1, num_tokens))
+            prompt.info.logprobs.extend(scored)
         return [self._open(prompt, params) for params in request.choices]
 
     def _open(self, prompt: _Prompt, params: SamplingParams) -> _Choice:

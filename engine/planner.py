@@ -7,15 +7,20 @@ from collections.abc import Sequence as List
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.api import SamplingParams
 from engine.plan import KEY_TILE, PAGE_SIZE, AttentionSegment, SamplingRow, StepPlan
 from engine.scheduler import Chunk, Schedule
-from engine.sequence import PAGES_PER_TILE, KVPath, Sequence
+from engine.sequence import PAGES_PER_TILE, KVPath, PromptState, Sequence
+
+_CERTAIN = 1e30
+"""A bias that no logit outweighs."""
 
 
-def build_plan(schedule: Schedule, eos_token_ids: frozenset[int]) -> tuple[StepPlan, list[Sequence]]:
-    """The plan, and the sequence that each of its sampling rows draws for."""
+def build_plan(schedule: Schedule, eos_token_ids: frozenset[int]) -> tuple[StepPlan, list[Sequence], list[PromptState]]:
+    """The plan, the sequence that each of its first sampling rows draws for, and the prompt that each other one is of."""
     plan = StepPlan(copies=schedule.copies)
     drawn: list[Sequence] = []
+    scored: list[tuple[PromptState, SamplingRow]] = []
     decodes = sorted(schedule.decodes, key=lambda sequence: (sequence.tiles, sequence.id))
     for row, sequence in enumerate(decodes):
         _add_decode(plan, sequence)
@@ -23,11 +28,12 @@ def build_plan(schedule: Schedule, eos_token_ids: frozenset[int]) -> tuple[StepP
         drawn.append(sequence)
     _add_shared_segments(plan, decodes, 0, len(decodes), 0)
     for chunk in schedule.chunks:
-        _add_chunk(plan, chunk)
-        for sequence in chunk.starts:
+        scored += _add_chunk(plan, chunk)
+        for sequence in chunk.drawing:
             _add_draw(plan, sequence, len(plan.logit_rows) - 1, eos_token_ids)
             drawn.append(sequence)
-    return plan, drawn
+    plan.sampling_rows += [row for _, row in scored]
+    return plan, drawn, [prompt for prompt, _ in scored]
 
 
 def _slot(kv: KVPath, position: int) -> int:
@@ -82,7 +88,8 @@ def _add_own_rest(plan: StepPlan, sequence: Sequence, row: int, depth: int) -> N
     plan.segments.append(AttentionSegment(row, 1, base, num_keys, pages, causal=False))
 
 
-def _add_chunk(plan: StepPlan, chunk: Chunk) -> None:
+def _add_chunk(plan: StepPlan, chunk: Chunk) -> list[tuple[PromptState, SamplingRow]]:
+    """Its rows; returned are those of its prompt whose log probabilities are wanted."""
     prefill, kv = chunk.prefill, chunk.prefill.kv
     assert kv is not None
     start, first_row = prefill.num_computed, len(plan.token_ids)
@@ -92,8 +99,25 @@ def _add_chunk(plan: StepPlan, chunk: Chunk) -> None:
     plan.slots += [_slot(kv, position) for position in range(start, stop)]
     pages = kv.pages[: -(-stop // PAGE_SIZE)]
     plan.segments.append(AttentionSegment(first_row, chunk.num_tokens, 0, stop, pages, causal=True))
-    if chunk.starts:
+    scored = _add_scored(plan, chunk, first_row) if prefill.prompt.is_scored else []
+    if chunk.drawing:
         plan.logit_rows.append(first_row + chunk.num_tokens - 1)
+    return scored
+
+
+def _add_scored(plan: StepPlan, chunk: Chunk, first_row: int) -> list[tuple[PromptState, SamplingRow]]:
+    """A row tells of the token that follows it; whatever was computed before need not be told again.
+
+    That token is drawn for certain, by its bias. Log probabilities are those of the model, before any bias.
+    """
+    prompt, start = chunk.prefill.prompt, chunk.prefill.num_computed
+    rows = []
+    for position in range(len(prompt.info.logprobs), min(start + chunk.num_tokens, len(prompt.token_ids) - 1)):
+        bias = ((prompt.token_ids[position + 1], _CERTAIN),)
+        params = SamplingParams(seed=0, temperature=0.0, logit_bias=bias, logprobs=prompt.num_logprobs)
+        rows.append((prompt, SamplingRow(len(plan.logit_rows), position + 1, params, (), ())))
+        plan.logit_rows.append(first_row + position - start)
+    return rows
 
 
 def _add_draw(plan: StepPlan, sequence: Sequence, logits_row: int, eos_token_ids: frozenset[int]) -> None:

@@ -16,17 +16,23 @@ from engine.kv_cache import KVCache, path_pages
 from engine.plan import PAGE_SIZE
 from engine.sequence import KVPath, Prefill, Sequence
 
+MAX_SCORED_ROWS = 256
+"""Rows of prompts in one step whose log probabilities are wanted: each takes a float for every token there is."""
+
 
 @dataclass(slots=True)
 class Chunk:
-    """Part of a prefill. starts: sequences that draw their next token from its last row (empty unless it ends the
-    prefill).
-    """
+    """Part of a prefill. starts: sequences that go on from its last row (empty unless it ends the prefill)."""
 
     prefill: Prefill
     num_tokens: int
     starts: list[Sequence] = field(default_factory=list)
     fork_pages: list[int] = field(default_factory=list)
+
+    @property
+    def drawing(self) -> list[Sequence]:
+        """Those of them that draw their next token there."""
+        return [sequence for sequence in self.starts if sequence.max_tokens > 0]
 
 
 @dataclass(slots=True)
@@ -36,6 +42,11 @@ class Schedule:
     decodes: list[Sequence]
     chunks: list[Chunk]
     copies: list[tuple[int, int]]
+
+    @property
+    def not_drawing(self) -> list[Sequence]:
+        """Those that start but are to draw nothing."""
+        return [sequence for chunk in self.chunks for sequence in chunk.starts if sequence.max_tokens == 0]
 
 
 class Scheduler:
@@ -171,6 +182,9 @@ class Scheduler:
 
     def _schedule_chunk(self, prefill: Prefill, budget: int, chunks: list[Chunk]) -> int:
         num_tokens = min(budget, prefill.num_left)
+        if prefill.prompt.is_scored:
+            scored = sum(chunk.num_tokens for chunk in chunks if chunk.prefill.prompt.is_scored)
+            num_tokens = min(num_tokens, MAX_SCORED_ROWS - scored)
         if num_tokens > 0:
             chunks.append(Chunk(prefill, num_tokens))
         return num_tokens
@@ -211,7 +225,9 @@ class Scheduler:
 
     def _allocate(self, prefill: Prefill) -> bool:
         """Hold the cached prefix and allocate the rest, leaving a page to grow for each that runs."""
-        leaf = self.cache.match(prefill.prompt.namespace, prefill.token_ids, len(prefill.token_ids) - 1)
+        prompt = prefill.prompt
+        wanted = len(prompt.info.logprobs) if prompt.is_scored else len(prefill.token_ids) - 1
+        leaf = self.cache.match(prompt.namespace, prefill.token_ids, wanted)
         shared = path_pages(leaf)
         num_pages = -(-len(prefill.token_ids) // PAGE_SIZE) - len(shared)
         reserve = len(self.running) + len(self.prefilling)
@@ -220,10 +236,9 @@ class Scheduler:
             self.cache.release(leaf)
             return False
         if prefill.fresh:
-            batch_id = prefill.prompt.batch_id
-            earlier = sum(len(node.pages) for node in leaf.up_to_root() if node.origin != batch_id)
-            prefill.prompt.info.num_cached_tokens = earlier * PAGE_SIZE
-            prefill.prompt.info.started_at = time.monotonic()
+            earlier = sum(len(node.pages) for node in leaf.up_to_root() if node.origin != prompt.batch_id)
+            prompt.info.num_cached_tokens = earlier * PAGE_SIZE
+            prompt.info.started_at = time.monotonic()
             prefill.fresh = False
         prefill.kv = KVPath(leaf, shared + pages, len(shared))
         prefill.num_computed = len(shared) * PAGE_SIZE

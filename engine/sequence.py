@@ -30,7 +30,7 @@ class PromptState:
     """One prompt of an admitted batch, shared by its choices.
 
     owner: whose turn it is when others wait too. batch_id: the batch it came with. order: (priority, arrival), smaller
-    runs first and is preempted last.
+    runs first and is preempted last. num_logprobs: Request.prompt_logprobs; info.logprobs grows as rows are computed.
     """
 
     token_ids: tuple[int, ...]
@@ -39,6 +39,12 @@ class PromptState:
     order: tuple[int, int]
     batch_id: int
     info: PromptInfo
+    num_logprobs: int | None = None
+
+    @property
+    def is_scored(self) -> bool:
+        """Rows of it are still wanted for their log probabilities: those from len(info.logprobs) on, less the last."""
+        return self.num_logprobs is not None and len(self.info.logprobs) < len(self.token_ids) - 1
 
 
 @dataclass(slots=True, eq=False)

@@ -55,6 +55,7 @@ _CAPABILITIES = frozenset(
         Capability.PAUSE,
         Capability.ATOMIC_ADMISSION,
         Capability.RELEASE_CONFIRMED,
+        Capability.PROMPT_LOGPROBS,
     }
 )
 
@@ -199,7 +200,9 @@ class EngineThread:
         for request, (token_ids, max_tokens) in zip(batch, limits, strict=True):
             order = (request.priority, next(self._arrivals))
             info = PromptInfo(len(token_ids))
-            prompt = PromptState(token_ids, request.owner, request.cache_namespace, order, batch_id, info)
+            prompt = PromptState(
+                token_ids, request.owner, request.cache_namespace, order, batch_id, info, request.prompt_logprobs
+            )
             sequences = []
             for params, limit in zip(request.choices, max_tokens, strict=True):
                 matcher = None if params.constraint is None else matchers[params.constraint].fork()

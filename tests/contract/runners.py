@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from engine.api import SamplingParams
+from engine.api import SamplingParams, TokenLogprobs
 from engine.config import EngineConfig
 from engine.plan import SampledToken, StepPlan
 from engine.thread import EngineThread
@@ -37,7 +37,11 @@ class SeededRunner(CheckingRunner):
         token_id = next((forced for forced, bias in params.logit_bias if bias >= 100), token_id)
         while token_id in sampling.blocked_ids:
             token_id = (token_id + 1) % self.vocab_size
-        return SampledToken(token_id)
+        if params.logprobs is None:
+            return SampledToken(token_id)
+        logprob = -(self._hash(params, [*sampling.prompt_ids, token_id]) % 100) / 10
+        best = tuple((other, -1.0 - other) for other in range(params.logprobs))
+        return SampledToken(token_id, TokenLogprobs(token_id, logprob, best))
 
     def _hash(self, params: SamplingParams, context: list[int]) -> int:
         value = params.seed if params.temperature > 0 else 0

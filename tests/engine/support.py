@@ -33,11 +33,14 @@ def prefill_of(
     *,
     owner: str = "",
     priority: int = 0,
+    prompt_logprobs: int | None = None,
 ) -> Prefill:
     order = (priority, next(_arrivals))
-    state = PromptState(tuple(prompt), owner, "", order, next(_arrivals), PromptInfo(len(prompt)))
+    state = PromptState(tuple(prompt), owner, "", order, next(_arrivals), PromptInfo(len(prompt)), prompt_logprobs)
     sinks = sinks or [Sink() for _ in choices]
-    sequences = [Sequence(state, p, s, p.max_tokens or 16) for p, s in zip(choices, sinks, strict=True)]
+    sequences = [
+        Sequence(state, p, s, 16 if p.max_tokens is None else p.max_tokens) for p, s in zip(choices, sinks, strict=True)
+    ]
     return Prefill(state, state.token_ids, sequences)
 
 

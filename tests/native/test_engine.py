@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from engine.api import SamplingParams
+from engine.api import SamplingParams, TokenLogprobs
 from engine.core import EngineCore
 from engine.native.runner import NativeRunner
 from tests.engine.support import core_with, generate, prefill_of, run_to_end
+from tests.native.bits import logits_alone
 from tests.native.models import poison, runner_of, tokens
 
 PROMPT = tokens(300, seed=3)
@@ -64,3 +66,41 @@ def test_a_warm_cache_changes_nothing(alone: list[list[int]]) -> None:
         run_to_end(core)
         assert [sequence.output_ids for sequence in sequences] == alone
     assert prefill.prompt.info.num_cached_tokens >= 256
+
+
+def _scored(core: EngineCore, k: int = 3) -> list[TokenLogprobs | None]:
+    prefill = prefill_of(PROMPT, CHOICES, prompt_logprobs=k)
+    core.add([prefill])
+    run_to_end(core)
+    return prefill.prompt.info.logprobs
+
+
+def test_logprobs_of_a_prompt_are_those_of_its_logits() -> None:
+    runner = runner_of("llama")
+    told = _scored(_core(runner))
+    logits = logits_alone(runner, PROMPT).view(np.float32).astype(np.float64)
+    expected = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    assert len(told) == len(PROMPT) - 1
+    for place, entry in enumerate(told):
+        assert entry is not None and entry.token_id == PROMPT[place + 1]
+        assert entry.logprob == pytest.approx(expected[place, entry.token_id], abs=1e-5)
+        best = np.argsort(-expected[place], kind="stable")[:3]
+        assert [token_id for token_id, _ in entry.top] == best.tolist()
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "options"),
+    [
+        (160, {"max_num_seqs": 2}),
+        (160, {"max_num_batched_tokens": 16}),
+        (160, {"max_num_batched_tokens": 255}),
+        (17, {}),
+    ],
+    ids=["waves", "small chunks", "uneven chunks", "preemption"],
+)
+def test_logprobs_of_a_prompt_are_the_same_bits_however_it_is_computed(num_pages: int, options: dict[str, Any]) -> None:
+    once = _scored(_core(runner_of("llama")))
+    core = _core(runner_of("llama", num_pages=num_pages), **options)
+    generate(core, [PROMPT, *COMPANY[:1]], CHOICES[:2])
+    for _ in range(2):  # with the cache warm too
+        assert _scored(core) == once
