@@ -186,9 +186,9 @@ class SamplingParams:
     """How one choice is drawn. Ranges are checked by the service; a seed is always given.
 
     temperature 0 is greedy. top_k 0 keeps all. top_p and min_p are probabilities in [0, 1]; top_p 0 keeps the likeliest
-    token alone. seed: [0, 2**64). max_tokens: None for up to the context's end; 0 draws nothing. min_tokens: no stop token
-    is drawn before so many. logit_bias: (token id, bias) pairs. logprobs: None for none, k for the chosen token's and
-    the k best. constraint: needs Capability.CONSTRAINTS; where its text can only end, the choice does, whatever
+    token alone. seed: [0, 2**64). max_tokens: None for up to the context's end; 0 draws nothing. min_tokens: no stop
+    token is drawn before so many. logit_bias: (token id, bias) pairs. logprobs: None for none, k for the chosen token's
+    and the k best. constraint: needs Capability.CONSTRAINTS; where its text can only end, the choice does, whatever
     ignore_eos and min_tokens say.
     """
 

@@ -17,7 +17,7 @@ _CERTAIN = 1e30
 
 
 def build_plan(schedule: Schedule, eos_token_ids: frozenset[int]) -> tuple[StepPlan, list[Sequence], list[PromptState]]:
-    """The plan, the sequence that each of its first sampling rows draws for, and the prompt that each other one is of."""
+    """The plan, the sequences that its first sampling rows draw for, and the prompts that the others tell of."""
     plan = StepPlan(copies=schedule.copies)
     drawn: list[Sequence] = []
     scored: list[tuple[PromptState, SamplingRow]] = []

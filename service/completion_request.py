@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from service.detokenizer import IncrementalDetokenizer
 from service.errors import invalid
-from service.job import Arrival, GenerationJob
+from service.job import Arrival, Echo, GenerationJob
 from service.lifespan import Services
 from service.requests import Plan, check_common, fan_out_of, in_thread, make_job
 from service.sampling import check_sampling, given, show_rules, text_rules, truncated
@@ -27,12 +27,21 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
     check_sampling(request, max_tokens, n, len(prompts), services.settings)
     fan_out = fan_out_of(request, n, services, arrival.caller)
     has_best = n > given(request.n, 1)
-    if request.echo and request.truncate_prompt_tokens is not None:
-        raise invalid("`truncate_prompt_tokens` leaves out what `echo` is to repeat.", "truncate_prompt_tokens")
-    if request.echo and request.logprobs is not None:
-        message = "`echo` with `logprobs` needs log probabilities of the prompt, which this engine does not give."
-        raise invalid(message, "echo", "unsupported_parameter")
+    _check_echo(request)
+    constraint = constraint_of(None, request.structured_outputs)
 
+    def encode(tokenizer: Tokenizer) -> tuple[list[list[int]], tuple[Echo, ...]]:
+        encoded = [
+            truncated(tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt, request)
+            for prompt in prompts
+        ]
+        if not request.echo:
+            return encoded, ()
+        with_offsets = request.logprobs is not None
+        pairs = zip(prompts, encoded, strict=True)
+        return encoded, tuple(_echo(prompt, token_ids, tokenizer, with_offsets) for prompt, token_ids in pairs)
+
+    token_ids, echo = await in_thread(encode, services)
     plan = Plan(
         "completion",
         "cmpl-",
@@ -41,29 +50,33 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
         "max_tokens",
         n,
         replace(fan_out, rank=True, keep=given(request.n, 1)) if has_best else fan_out,
-        replace(show_rules(request, request.logprobs), renumbered=has_best),
+        replace(show_rules(request, request.logprobs), renumbered=has_best, echo=echo),
         text_rules(request, continues=True),
-        constraint_of(None, request.structured_outputs),
+        constraint,
     )
-
-    def encode(tokenizer: Tokenizer) -> list[list[int]]:
-        return [
-            truncated(tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt, request)
-            for prompt in prompts
-        ]
-
-    job = make_job(request, plan, await in_thread(encode, services), services, arrival)
-    if not request.echo:
-        return job
-    texts = await in_thread(lambda tokenizer: tuple(_text(prompt, tokenizer) for prompt in prompts), services)
-    return replace(job, show=replace(job.show, echo=texts))
+    return make_job(request, plan, token_ids, services, arrival)
 
 
-def _text(prompt: str | list[int], tokenizer: Tokenizer) -> str:
-    if isinstance(prompt, str):
-        return prompt
+def _check_echo(request: CompletionRequest) -> None:
+    if request.max_tokens == 0 and not request.echo:
+        raise invalid("`max_tokens` 0 makes an answer with `echo` only.", "max_tokens")
+    if request.echo and request.truncate_prompt_tokens is not None:
+        raise invalid("`truncate_prompt_tokens` leaves out what `echo` is to repeat.", "truncate_prompt_tokens")
+
+
+def _echo(prompt: str | list[int], token_ids: list[int], tokenizer: Tokenizer, with_offsets: bool) -> Echo:
+    """A text is repeated as it came; what its tokens have before it (a special token at the start, say) has no room."""
+    if isinstance(prompt, str) and not with_offsets:
+        return Echo(prompt)
     detokenizer = IncrementalDetokenizer(tokenizer, continues=False, hides=lambda _: False)
-    return "".join(map(detokenizer.feed, prompt))
+    text, offsets = "", []
+    for token_id in token_ids:
+        offsets.append(len(text))
+        text += detokenizer.feed(token_id)
+    if not isinstance(prompt, str):
+        return Echo(text, tuple(offsets))
+    before = len(text) - len(prompt) if text.endswith(prompt) else 0
+    return Echo(prompt, tuple(min(max(0, offset - before), len(prompt)) for offset in offsets))
 
 
 def _num_drawn(request: CompletionRequest) -> int:

@@ -102,7 +102,7 @@ class GenerationResponse(ASGIResponse):
         async with services.engine.submit(job.batch) as submission:
             fan_out = FanOut(job, submission.prompts)
             running.begin(submission, fan_out)
-            self._presenter = PRESENTERS[job.kind](job, submission.prompts, fan_out)
+            self._presenter = PRESENTERS[job.kind](job, submission.prompts, fan_out, tokenizer)
             writer: Writer = (
                 StreamWriter(self._start, self._presenter, send, job.request_id)
                 if job.stream

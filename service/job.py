@@ -15,13 +15,22 @@ from service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as an answer repeats it. offsets: where the text of each of its tokens begins; none without logprobs."""
+
+    text: str
+    offsets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ShowRules:
     """What an answer has beside texts and ends.
 
     logprobs: how many likeliest tokens beside the drawn one's; None for no log probabilities. token_ids: those of
     prompts and choices. running_usage: on every chunk. reasoning: it is told apart. may_call: choices may call tools;
     named_call: the client said which one, so that a call is no news. renumbered: the choices that are kept count as if
-    there were no others. echo: the prompts' texts, which precede the choices'.
+    there were no others. echo: the prompts, which precede the choices. prompt_logprobs: how many likeliest tokens
+    beside each of the prompt's; None for none of these.
     """
 
     logprobs: int | None = None
@@ -31,7 +40,14 @@ class ShowRules:
     may_call: bool = False
     named_call: bool = False
     renumbered: bool = False
-    echo: tuple[str, ...] = ()
+    echo: tuple[Echo, ...] = ()
+    prompt_logprobs: int | None = None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """What the engine is asked for."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in wanted if count is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)

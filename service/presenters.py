@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from service.parsers import ToolCallArguments, ToolCallStart, fold
-from service.presenting import Part, Presenter
+from service.presenting import Part, Presenter, PromptFacts
 from service.schemas.chat import (
     ChatChoice,
     ChatChunkChoice,
@@ -41,7 +41,7 @@ class ChatPresenter(Presenter):
         part.is_first = False
         delta = ChatDelta(role="assistant", content=None if self._job.show.may_call else "")
         choice = ChatChunkChoice(index=part.index, delta=delta)
-        return [self._chunk([choice], UNSET, self._prompt_token_ids(part.index))]
+        return [self._chunk([choice], UNSET, self._prompt_facts(part.index))]
 
     def _chunks(self, part: Part) -> list[Struct]:
         choices = [ChatChunkChoice(index=part.index, delta=delta) for delta in _deltas(part)]
@@ -76,7 +76,7 @@ class ChatPresenter(Presenter):
         self,
         choices: list[ChatChunkChoice],
         fan_out: FanOutResult | UnsetType,
-        prompt_token_ids: list[int] | UnsetType = UNSET,
+        prompt: PromptFacts | None = None,
         usage: Usage | None = None,
     ) -> Struct:
         job = self._job
@@ -87,7 +87,7 @@ class ChatPresenter(Presenter):
             choices=choices,
             usage=usage or self._chunk_usage,
             fan_out=fan_out,
-            prompt_token_ids=prompt_token_ids,
+            **(prompt or {}),
         )
 
     def _body(self, parts: Sequence[Part]) -> Struct:
@@ -99,7 +99,7 @@ class ChatPresenter(Presenter):
             choices=[self._choice(part) for part in parts],
             usage=self.usage(),
             fan_out=self._all_results,
-            prompt_token_ids=self._prompt_token_ids(0),
+            **self._prompt_facts(0),
         )
 
     def _choice(self, part: Part) -> ChatChoice:
@@ -164,7 +164,7 @@ class CompletionPresenter(Presenter):
             text=part.text,
             logprobs=self._logprobs(part),
             token_ids=self._token_ids(part),
-            prompt_token_ids=self._prompt_token_ids(part.index) if part.is_first else UNSET,
+            **(self._prompt_facts(part.index) if part.is_first else {}),
         )
         return choice if part.end is None else replace(choice, **self._facts(part.end))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict
 
 from msgspec import UNSET, Struct, UnsetType
@@ -21,7 +21,10 @@ from service.schemas.common import (
     Usage,
 )
 from service.schemas.fan_out import ChoiceDetails, FanOutResult
-from service.token_entries import TokenEntry
+from service.schemas.logprobs import PromptLogprobs
+from service.shown_logprobs import prompt_logprobs
+from service.token_entries import TokenEntry, prompt_entries
+from service.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from service.job import GenerationJob
@@ -43,6 +46,11 @@ class ChoiceFacts(TypedDict):
     end_reason: str
     error: ErrorDetail | UnsetType
     details: ChoiceDetails | UnsetType
+
+
+class PromptFacts(TypedDict, total=False):
+    prompt_token_ids: list[int]
+    prompt_logprobs: PromptLogprobs
 
 
 @dataclass(slots=True)
@@ -82,19 +90,34 @@ class Presenter(ABC):
     prompts: live; num_cached_tokens is read when the usage is. fan_out: has seen every event already.
     """
 
-    def __init__(self, job: GenerationJob, prompts: Sequence[PromptInfo], fan_out: FanOut) -> None:
+    def __init__(
+        self, job: GenerationJob, prompts: Sequence[PromptInfo], fan_out: FanOut, tokenizer: Tokenizer
+    ) -> None:
         self._job = job
+        self._tokenizer = tokenizer
         self._prompts = prompts
         self._fan_out = fan_out
         self._num_open = job.num_choices
         self._num_completion_tokens = 0
         self._num_reasoning_tokens = 0
         self._called: set[int] = set()
-        self._parts = [self._first_part(index) for index in range(job.num_choices)]
+        self._parts: dict[int, Part] = {}  # of the choices that have had an event
+        self._echoed: dict[int, list[TokenEntry]] = {}  # by prompt
 
     def _first_part(self, index: int) -> Part:
-        echo = self._job.show.echo
-        return Part(index, index, text=echo[index // self._job.n] if echo else "")
+        prompt = index // self._job.n
+        if not self._job.show.echo:
+            return Part(index, index)
+        return Part(index, index, text=self._job.show.echo[prompt].text, entries=self._echoed_entries(prompt))
+
+    def _echoed_entries(self, prompt: int) -> list[TokenEntry]:
+        if self._job.show.logprobs is None:
+            return []
+        if prompt not in self._echoed:
+            offsets = self._job.show.echo[prompt].offsets
+            told = self._prompts[prompt].logprobs
+            self._echoed[prompt] = prompt_entries(self._prompt_ids(prompt), told, offsets, self._tokenizer)
+        return list(self._echoed[prompt])
 
     def usage(self) -> Usage:
         """Each prompt counts once, the completions of all choices together."""
@@ -137,9 +160,18 @@ class Presenter(ABC):
         self._num_reasoning_tokens += event.num_reasoning_tokens
         if event.calls:
             self._called.add(event.index)
+        if event.index not in self._parts:
+            self._parts[event.index] = self._first_part(event.index)
         part = self._parts[event.index]
-        part.add(event)
+        part.add(self._behind_echo(event))
         return part
+
+    def _behind_echo(self, event: ChoiceEvent) -> ChoiceEvent:
+        echo = self._job.show.echo
+        if not echo or not event.entries:
+            return event
+        length = len(echo[event.index // self._job.n].text)
+        return replace(event, entries=tuple(replace(entry, offset=entry.offset + length) for entry in event.entries))
 
     @property
     def _result(self) -> FanOutResult | UnsetType:
@@ -172,10 +204,20 @@ class Presenter(ABC):
     def _token_ids(self, part: Part) -> list[int] | UnsetType:
         return part.token_ids if self._job.show.token_ids else UNSET
 
-    def _prompt_token_ids(self, index: int) -> list[int] | UnsetType:
+    def _prompt_facts(self, index: int) -> PromptFacts:
         """Of the prompt that the choice belongs to."""
-        prompt = self._job.batch[index // self._job.n].prompt
-        return list(prompt.token_ids) if self._job.show.token_ids and isinstance(prompt, TokenPrompt) else UNSET
+        prompt, show = index // self._job.n, self._job.show
+        token_ids, told = self._prompt_ids(prompt), self._prompts[prompt].logprobs
+        facts = PromptFacts()
+        if show.token_ids:
+            facts["prompt_token_ids"] = list(token_ids)
+        if show.prompt_logprobs is not None:
+            facts["prompt_logprobs"] = prompt_logprobs(token_ids, told, show.prompt_logprobs, self._tokenizer)
+        return facts
+
+    def _prompt_ids(self, prompt: int) -> tuple[int, ...]:
+        given = self._job.batch[prompt].prompt
+        return given.token_ids if isinstance(given, TokenPrompt) else ()
 
     def _opening(self, part: Part) -> list[Struct]:
         """What comes before anything of a choice is visible."""

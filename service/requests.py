@@ -76,6 +76,7 @@ def make_job(
 ) -> GenerationJob:
     info, caller = services.engine.info, arrival.caller
     check_constraint(plan.constraint, info)
+    _check_prompt_logprobs(plan.show, info)
     for token_ids in prompts:
         _check_prompt(token_ids, plan, info)
         _check_context(len(token_ids), request, plan, info.max_model_len)
@@ -88,6 +89,7 @@ def make_job(
         priority=_priority(request.priority, caller),
         owner=caller.owner,
         cache_namespace=caller.owner if request.cache_salt is None else f"{caller.owner}\0{request.cache_salt}",
+        prompt_logprobs=plan.show.num_prompt_logprobs,
     )
     return GenerationJob(
         kind=plan.kind,
@@ -113,6 +115,13 @@ def _priority(wanted: int | None, caller: Caller) -> int:
     if caller is ANYONE:
         return given(wanted, 0)
     return max(given(wanted, 0), given(caller.limits.priority, 0))
+
+
+def _check_prompt_logprobs(show: ShowRules, info: api.EngineInfo) -> None:
+    if show.num_prompt_logprobs is not None and api.Capability.PROMPT_LOGPROBS not in info.capabilities:
+        param = "echo" if show.prompt_logprobs is None else "prompt_logprobs"
+        message = f"Unsupported parameter: `{param}`: this engine gives no log probabilities of prompts."
+        raise invalid(message, param, "unsupported_parameter")
 
 
 def _check_prompt(token_ids: Sequence[int], plan: Plan, info: api.EngineInfo) -> None:

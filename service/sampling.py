@@ -64,6 +64,7 @@ def show_rules(request: SamplingFields, logprobs: int | None) -> ShowRules:
     return ShowRules(
         logprobs=logprobs,
         token_ids=given(request.return_token_ids, False),
+        prompt_logprobs=request.prompt_logprobs,
         running_usage=options is not None and given(options.continuous_usage_stats, False),
     )
 

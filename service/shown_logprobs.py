@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.schemas.logprobs import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
-from service.token_entries import TokenEntry
+from engine.api import TokenLogprobs
+from service.schemas.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+from service.token_entries import TokenEntry, bounded
+from service.tokenizer import Tokenizer
 
 
 def chat_logprobs(entries: Sequence[TokenEntry], num_top: int) -> ChatLogprobs:
@@ -32,6 +41,26 @@ def completion_logprobs(entries: Sequence[TokenEntry], num_top: int) -> Completi
         top_logprobs=[_top(entry, num_top) for entry in entries] if num_top else None,
         text_offset=[entry.offset for entry in entries],
     )
+
+
+def prompt_logprobs(
+    token_ids: Sequence[int], told: Sequence[TokenLogprobs | None], num_top: int, tokenizer: Tokenizer
+) -> PromptLogprobs:
+    """told: of each token but the first; fewer where the prompt was not computed to its end."""
+    known = [None, *told, *[None] * len(token_ids)][: len(token_ids)]
+    return [None if entry is None else _by_token_id(entry, num_top, tokenizer) for entry in known]
+
+
+def _by_token_id(entry: TokenLogprobs, num_top: int, tokenizer: Tokenizer) -> dict[str, PromptLogprob]:
+    ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, start=1)}
+    return {
+        str(token_id): PromptLogprob(
+            logprob=bounded(logprob),
+            rank=ranks.get(token_id),
+            decoded_token=tokenizer.token_bytes(token_id).decode(errors="replace"),
+        )
+        for token_id, logprob in (*entry.top[:num_top], (entry.token_id, entry.logprob))
+    }
 
 
 def _top(entry: TokenEntry, num_top: int) -> dict[str, float] | None:

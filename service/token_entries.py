@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.api import TokenLogprobs
@@ -53,11 +54,25 @@ class TokenEntries:
         return taken
 
 
+def prompt_entries(
+    token_ids: Sequence[int], told: Sequence[TokenLogprobs | None], offsets: Sequence[int], tokenizer: Tokenizer
+) -> list[TokenEntry]:
+    """told: of each token but the first; fewer where the prompt was not computed to its end."""
+    entries = []
+    for number, (token_id, offset) in enumerate(zip(token_ids, offsets, strict=True)):
+        known = told[number - 1] if 0 < number <= len(told) else None
+        if known is None:
+            entries.append(TokenEntry(tokenizer.token_bytes(token_id), None, (), offset))
+        else:
+            entries.append(entry_of(known, offset, tokenizer))
+    return entries
+
+
 def entry_of(entry: TokenLogprobs, offset: int, tokenizer: Tokenizer) -> TokenEntry:
-    top = tuple((tokenizer.token_bytes(token_id), _bounded(logprob)) for token_id, logprob in entry.top)
-    return TokenEntry(tokenizer.token_bytes(entry.token_id), _bounded(entry.logprob), top, offset)
+    top = tuple((tokenizer.token_bytes(token_id), bounded(logprob)) for token_id, logprob in entry.top)
+    return TokenEntry(tokenizer.token_bytes(entry.token_id), bounded(entry.logprob), top, offset)
 
 
-def _bounded(logprob: float) -> float:
+def bounded(logprob: float) -> float:
     """Rounding may lift the certain token above 0."""
     return min(0.0, max(LEAST_LOGPROB, logprob))

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.schemas.common import ErrorDetail, FinishReason, JsonValue, SamplingFields, StopReason, Usage
 from service.schemas.fan_out import ChoiceDetails, FanOutResult
-from service.schemas.logprobs import ChatLogprobs
+from service.schemas.logprobs import ChatLogprobs, PromptLogprobs
 from service.schemas.structured import ResponseFormat
 from service.schemas.tools import CalledFunction, PastCall, ToolChoice, Tools
 
@@ -157,6 +157,7 @@ class ChatCompletion(Struct, kw_only=True, frozen=True):
     usage: Usage
     fan_out: FanOutResult | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class FunctionDelta(Struct, kw_only=True, frozen=True):
@@ -207,3 +208,4 @@ class ChatCompletionChunk(Struct, kw_only=True, frozen=True):
     usage: Usage | UnsetType | None = UNSET
     fan_out: FanOutResult | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET

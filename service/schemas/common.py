@@ -63,11 +63,11 @@ class SamplingFields(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     return_token_ids: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
     allowed_token_ids: JsonValue = None
     bad_words: JsonValue = None
     max_streaming_response_tokens: JsonValue = None
-    prompt_logprobs: JsonValue = None
 
 
 class PromptTokensDetails(Struct, kw_only=True, frozen=True):

@@ -8,14 +8,17 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from service.schemas.common import ErrorDetail, FinishReason, SamplingFields, StopReason, Usage
 from service.schemas.fan_out import ChoiceDetails, FanOutResult
-from service.schemas.logprobs import CompletionLogprobs
+from service.schemas.logprobs import CompletionLogprobs, PromptLogprobs
 
 
 class CompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """prompt: text, a list of texts, token ids, or a list of token-id lists; mixtures are refused."""
+    """prompt: text, a list of texts, token ids, or a list of token-id lists; mixtures are refused. max_tokens: 0 with
+    echo only.
+    """
 
     prompt: str | list[str | int | list[int]]
 
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
@@ -35,6 +38,7 @@ class CompletionChoice(Struct, kw_only=True, frozen=True):
     details: ChoiceDetails | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True, frozen=True):

@@ -48,7 +48,9 @@ _SHARED: dict[str, FieldRule] = {
     "stream_options.include_usage": _honoured("one last chunk without choices carries the usage"),
     "stream_options.continuous_usage_stats": _honoured("extension: every chunk has the usage so far"),
     "stream_options.include_obfuscation": _no_op("chunks are never padded"),
-    "max_tokens": _honoured("tokens of each choice; chat: up to the context's end without it, completions: 16"),
+    "max_tokens": _honoured(
+        "tokens of each choice; chat: up to the context's end without it, completions: 16; 0 with `echo`"
+    ),
     "min_tokens": _honoured("extension: neither stop token nor stop string ends a choice before so many"),
     "temperature": _honoured("0 to 2; 0 is greedy"),
     "top_p": _honoured("0 to 1; 0 keeps the likeliest token alone"),
@@ -73,7 +75,7 @@ _SHARED: dict[str, FieldRule] = {
     "allowed_token_ids": _refused("`structured_outputs` says what may be written"),
     "bad_words": _refused("`logit_bias` bans tokens"),
     "max_streaming_response_tokens": _refused("chunks come as the tokens do"),
-    "prompt_logprobs": _refused("the engine gives no log probabilities of prompts"),
+    "prompt_logprobs": _honoured("extension: 0 to 20; of each token of the prompt, and of so many likeliest there"),
     "structured_outputs": _honoured("extension: what the text must be; exactly one of its fields"),
     "structured_outputs.json": _honoured("a JSON schema, as an object or as its text"),
     "structured_outputs.json_object": _honoured("true: a JSON object"),
@@ -224,7 +226,7 @@ COMPLETION_FIELDS: Mapping[str, FieldRule] = {
     **_SHARED,
     "prompt": _honoured("text, token ids, or a list of either; special tokens in text are parsed"),
     "best_of": _honoured("n to 128: as many are drawn, the n best by mean logprob returned; not streamed"),
-    "echo": _honoured("the prompt before each answer; not with `logprobs`, for the engine gives none of prompts"),
+    "echo": _honoured("the prompt before each answer; with `logprobs` those of its tokens too"),
     "logprobs": _honoured("0 to 5 likeliest tokens beside the drawn one"),
     "suffix": _refused("nothing is inserted before a suffix", ""),
 }

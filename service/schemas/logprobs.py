@@ -45,3 +45,17 @@ class CompletionLogprobs(Struct, kw_only=True, frozen=True):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
+
+
+class PromptLogprob(Struct, kw_only=True, frozen=True):
+    """rank: 1 for the likeliest token; null below those that were asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""As vLLM has them: for each token of the prompt its own and the likeliest in its place, by token id; null for the
+first, which nothing precedes.
+"""

@@ -166,7 +166,6 @@ def test_whose_turn_it_is(client: Client, engine: ConstrainedEngine) -> None:
         ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
         ({"allowed_token_ids": [1]}, "allowed_token_ids"),
         ({"bad_words": ["x"]}, "bad_words"),
-        ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"max_streaming_response_tokens": 1}, "max_streaming_response_tokens"),
     ],
 )

@@ -12,6 +12,7 @@ from service.fan_out import FanOut
 from service.job import GenerationJob
 from service.presenters import PRESENTERS
 from service.presenting import finish_reason, total
+from service.tokenizer import ByteTokenizer
 
 KINDS: list[Literal["chat", "completion"]] = ["chat", "completion"]
 
@@ -43,7 +44,7 @@ def present(
     """The stream's chunks and the body, each as the JSON that a client sees."""
     job, prompts = make_job(kind, 2, **options), [PromptInfo(5, 3)] * options.get("prompts", 1)
     fan_out = FanOut(job, prompts)
-    streamed, whole = PRESENTERS[kind](job, prompts, fan_out), PRESENTERS[kind](job, prompts, fan_out)
+    streamed, whole = [PRESENTERS[kind](job, prompts, fan_out, ByteTokenizer()) for _ in range(2)]
     for one in events:
         fan_out.observe(one)
         whole.collect(one)
