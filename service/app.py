@@ -31,6 +31,7 @@ from service.lifespan import OnDeath, Services, engine_lifespan
 from service.logs import configure_logging, log_event
 from service.metrics import Metrics
 from service.settings import Settings, SettingsError, read_settings, unknown_variables, write_library_variables
+from service.template_workers import TemplateWorkers
 
 logger = logging.getLogger("chorus.app")
 
@@ -52,7 +53,13 @@ def create_app(
     Raises SettingsError.
     """
     engine = build_engine(settings) if engine is None else engine
-    services = Services(settings=settings, engine=engine, metrics=Metrics(engine), on_death=on_death)
+    services = Services(
+        settings=settings,
+        engine=engine,
+        metrics=Metrics(engine),
+        templates=TemplateWorkers(settings.template_timeout),
+        on_death=on_death,
+    )
     keys = _read_keys(settings)
     app = Litestar(
         route_handlers=[ChatController, CompletionsController, ModelsController, RequestsController, OpsController],

@@ -9,14 +9,14 @@ from service.errors import ApiError, invalid
 from service.model_parsers import ModelParsers
 from service.sampling import given
 from service.schemas.chat import AssistantMessage, ChatCompletionRequest
-from service.tokenizer import TemplateOptions
+from service.templates import TemplateOptions
 from service.tools import ToolUse
 
 
 def template_options(
     request: ChatCompletionRequest, tools: ToolUse | None, parsers: ModelParsers, template: str
 ) -> TemplateOptions:
-    """template: the source of the model's. Raises ApiError (400) naming the field."""
+    """template: its source. Raises ApiError (400) naming the field."""
     continues = given(request.continue_final_message, False)
     if continues:
         _check_last(request)
@@ -66,5 +66,5 @@ def _knows(template: str, name: str) -> bool:
 
 
 def _unknown_to_template(param: str, name: str) -> ApiError:
-    message = f"Unsupported parameter: `{param}`: this model's chat template knows no `{name}`."
+    message = f"Unsupported parameter: `{param}`: the chat template knows no `{name}`."
     return invalid(message, param, "unsupported_parameter")

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from engine import api
-from service.chat_options import template_options
+from service.chat_prompt import chat_prompt
 from service.choice_text import TextRules
 from service.errors import CONTEXT_LENGTH_EXCEEDED, invalid
 from service.job import Arrival, GenerationJob
 from service.lifespan import Services
 from service.messages import render_messages
 from service.parsers import REASONING_PARSERS, OutputParser, ReasoningParser
-from service.requests import Plan, check_common, fan_out_of, in_thread, make_job
-from service.sampling import check_sampling, given, show_rules, text_rules, truncated
+from service.requests import Plan, check_common, fan_out_of, make_job
+from service.sampling import check_sampling, given, show_rules, text_rules
 from service.schemas.chat import ChatCompletionRequest
 from service.schemas.fields import CHAT_FIELDS
 from service.structured import constraint_of
-from service.tokenizer import TemplateError, Tokenizer
 from service.tools import ToolUse, tool_use
-
-_TAIL = 64
-"""Tokens of the prompt's end, where a template may have opened the reasoning."""
 
 
 async def prepare_chat(request: ChatCompletionRequest, services: Services, arrival: Arrival) -> GenerationJob:
@@ -38,16 +33,7 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
     _check_num_messages(len(messages), services)
     tools = tool_use(request, services.parsers)
     constraint = _constraint(request, tools)
-    options = template_options(request, tools, services.parsers, services.ready_tokenizer().chat_template)
-
-    def encode(tokenizer: Tokenizer) -> tuple[list[int], str]:
-        try:
-            token_ids = tokenizer.render_chat(messages, options)
-        except TemplateError as error:
-            raise invalid(str(error), "messages") from None
-        return truncated(token_ids, request), _tail(token_ids, tokenizer)
-
-    token_ids, tail = await in_thread(encode, services)
+    token_ids, tail = await chat_prompt(request, messages, tools, services)
     # what is constrained begins with its first token: no reasoning comes before it
     reasoning = None if constraint is not None else services.parsers.reasoning
     plan = Plan(
@@ -64,7 +50,7 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
             may_call=tools is not None,
             named_call=tools is not None and tools.named,
         ),
-        text=_with_parsers(text_rules(request, continues=options.continues_last), tools, reasoning, tail),
+        text=_with_parsers(text_rules(request, continues=bool(request.continue_final_message)), tools, reasoning, tail),
         constraint=constraint,
     )
     return make_job(request, plan, [token_ids], services, arrival)
@@ -76,10 +62,6 @@ def _constraint(request: ChatCompletionRequest, tools: ToolUse | None) -> api.Co
         return constraint if tools is None else tools.forced
     param = constraint.param.partition(".")[0]
     raise invalid(f"`{param}` says what the whole text is, so that no `tools` could be called.", param)
-
-
-def _tail(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    return b"".join(map(tokenizer.token_bytes, token_ids[-_TAIL:])).decode(errors="replace")
 
 
 def _with_parsers(rules: TextRules, tools: ToolUse | None, reasoning: str | None, tail: str) -> TextRules:

@@ -19,6 +19,7 @@ from service.metrics import Metrics
 from service.model_parsers import ModelParsers, parsers_of
 from service.running import RunningRequests
 from service.settings import Settings
+from service.template_workers import TemplateWorkers
 from service.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger("chorus.lifespan")
@@ -46,6 +47,7 @@ class Services:
     tokenizer: Tokenizer | None = None
     parsers: ModelParsers = field(default_factory=ModelParsers)
     tokenizer_limiter: anyio.CapacityLimiter = field(default_factory=_tokenizer_limiter)
+    templates: TemplateWorkers = field(default_factory=TemplateWorkers)
     running: RunningRequests = field(default_factory=RunningRequests)
     quotas: Quotas = field(default_factory=Quotas)
     failure: str | None = None
@@ -92,7 +94,7 @@ def engine_lifespan(services: Services) -> Callable[[Litestar], AbstractAsyncCon
 
     @asynccontextmanager
     async def host(_: Litestar) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as group:
+        async with services.templates, anyio.create_task_group() as group:
             await group.start(_run_engine, services)
             group.start_soon(_load_tokenizer, services)
             group.start_soon(_watch_engine, services)

@@ -29,6 +29,9 @@ LIBRARY_DEFAULTS = {
 }
 """What torch and transformers read at import; written unless set already."""
 
+BARE_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
+"""What a helper process gets to see: tokens and passwords are in others."""
+
 T = TypeVar("T")
 
 _DEFAULTS = EngineConfig()
@@ -103,6 +106,10 @@ class Settings:
         f"how it marks its reasoning: auto, none, {', '.join(REASONING_PARSERS)}",
     )
 
+    trust_request_chat_template: bool = _setting(
+        False, switch, "accept a client's own `chat_template`; each renders in a process that can be killed"
+    )
+    template_timeout: float = _setting(2.0, seconds(0.001), "seconds in which a client's own template must render")
     max_body_bytes: int = _setting(8 * 2**20, size, "largest request body; beyond it 413", "8MiB")
     body_timeout: float = _setting(30.0, seconds(0.001), "seconds in which a request body must arrive")
     max_n: int = _setting(128, integer(1), "largest `n`")
@@ -202,6 +209,12 @@ def write_library_variables(environ: MutableMapping[str, str] | None = None) -> 
     environ = os.environ if environ is None else environ
     for name, value in LIBRARY_DEFAULTS.items():
         environ.setdefault(name, value)
+
+
+def bare_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """For a process that runs what clients wrote."""
+    environ = os.environ if environ is None else environ
+    return LIBRARY_DEFAULTS | {name: environ[name] for name in BARE_VARIABLES if name in environ}
 
 
 def settings_table() -> str:

@@ -5,39 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.config import ModelLoadError
+from service.templates import PLAIN, Message, TemplateCall, TemplateError, TemplateOptions, template_call
 from service.token_bytes import byte_level_bytes, decoder_rules
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
     from transformers import PreTrainedTokenizerBase
-
-Message = Mapping[str, object]
-
-
-class TemplateError(Exception):
-    """The chat template refuses these messages; `str()` is what it says about them, without its source."""
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateOptions:
-    """What a chat template gets beside the messages.
-
-    tools: as OpenAI has them. continues_last: the prompt ends inside the last message, so that the answer goes on with
-    it; else generation_prompt opens the assistant's next one. variables: of the template, by name.
-    """
-
-    tools: Sequence[Mapping[str, object]] = ()
-    generation_prompt: bool = True
-    continues_last: bool = False
-    variables: Mapping[str, object] = field(default_factory=dict)
-
-
-PLAIN = TemplateOptions()
 
 
 class Tokenizer(Protocol):
@@ -64,6 +42,14 @@ class Tokenizer(Protocol):
         Spellings of special tokens inside message strings stay plain text; without any, the ids are those that
         transformers' own apply_chat_template gives. Raises TemplateError.
         """
+        ...
+
+    def call_of(self, template: str, messages: Sequence[Message], options: TemplateOptions) -> TemplateCall:
+        """What a client's own template is to be rendered with, elsewhere."""
+        ...
+
+    def encode_rendered(self, rendered: str, call: TemplateCall) -> list[int]:
+        """The prompt that a rendering is. Raises TemplateError."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -112,6 +98,16 @@ class ByteTokenizer:
         thought = b"" if options.variables.get("enable_thinking", True) else b"<think></think>"
         return [*token_ids, self.markers["<|start|>"], *b"assistant\n", *thought]
 
+    def call_of(self, template: str, messages: Sequence[Message], options: TemplateOptions) -> TemplateCall:
+        return template_call(template, messages, options, self.markers)
+
+    def encode_rendered(self, rendered: str, call: TemplateCall) -> list[int]:
+        token_ids: list[int] = []
+        for position, piece in enumerate(call.pieces(rendered)):
+            plain = position % 2
+            token_ids += (piece or "").encode() if plain else self.encode(piece or "", add_special_tokens=False)
+        return token_ids
+
     def token_bytes(self, token_id: int) -> bytes:
         if self.is_special(token_id):
             return next((text.encode() for text, marker in self.markers.items() if marker == token_id), b"")
@@ -140,15 +136,8 @@ class HFTokenizer:
         self._piece_bytes, self.strips_leading_space = decoder_rules(self._backend)
         self._byte_level = self._piece_bytes is byte_level_bytes
         self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
-        # what a template writes itself separates messages even where the tokenizer does not call it special
-        self.chat_template = template = str(tokenizer.chat_template or "")
-        control = {
-            token.content: token_id
-            for token_id, token in added.items()
-            if token_id in self._special or (token.content in template and not token.content.isspace())
-        }
-        self._control = control
-        self._control_re = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or "(?!)")
+        self.chat_template = str(tokenizer.chat_template or "")
+        self._own_control_tokens = self._control_tokens(self.chat_template)
         self._plain_backend = _without_added_tokens(self._backend)
         self._guards = {guard: self._encode_with(self._backend, guard) for guard in ("\n", "\x01")}
 
@@ -157,13 +146,17 @@ class HFTokenizer:
         return token_ids
 
     def render_chat(self, messages: Sequence[Message], options: TemplateOptions = PLAIN) -> list[int]:
-        given = [list(messages), list(options.tools), dict(options.variables)]
-        marker = _unused_character(json.dumps(given, ensure_ascii=False, default=dict))
-        marked, tools, variables = _mark(given, self._control_re, marker)
-        rendered = self._render(marked, tools, variables, options)
-        # [text, control token in a user's string, text, ..., text]; None stands for a marker that a template parted
-        first, *rest = re.split(f"{marker}({self._control_re.pattern}){marker}|{marker}", rendered)
-        token_ids = self._encode_with(self._backend, first)
+        call = template_call(self.chat_template, messages, options, self._own_control_tokens)
+        return self.encode_rendered(self._render(call), call)
+
+    def call_of(self, template: str, messages: Sequence[Message], options: TemplateOptions) -> TemplateCall:
+        # a value is refused below where it is no string: templates know these as such
+        call = template_call(template, messages, options, self._control_tokens(template))
+        return replace(call, variables={**self._tokenizer.special_tokens_map, **call.variables})
+
+    def encode_rendered(self, rendered: str, call: TemplateCall) -> list[int]:
+        first, *rest = call.pieces(rendered)
+        token_ids = self._encode_with(self._backend, first or "")
         for position, piece in enumerate(rest, start=1):
             if piece:
                 token_ids += self._encode_plainly(piece) if position % 2 else self._continue_with(self._backend, piece)
@@ -178,21 +171,28 @@ class HFTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special
 
-    def _render(
-        self, messages: list[Any], tools: list[Any], variables: dict[str, Any], options: TemplateOptions
-    ) -> str:
+    def _control_tokens(self, template: str) -> set[str]:
+        """What a template writes itself separates messages, even where the tokenizer does not call it special."""
+        added = ((token_id, spelling.decode()) for token_id, spelling in self._added.items())
+        return {
+            spelling
+            for token_id, spelling in added
+            if token_id in self._special or (spelling in template and not spelling.isspace())
+        }
+
+    def _render(self, call: TemplateCall) -> str:
         from jinja2.exceptions import TemplateError as JinjaError
 
         if self._tokenizer.chat_template is None:
             raise TemplateError("This model has no chat template; use /v1/completions.")
         try:
             text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools or None,
+                call.messages,
+                tools=call.tools or None,
                 tokenize=False,
-                add_generation_prompt=options.generation_prompt and not options.continues_last,
-                continue_final_message=options.continues_last,
-                **variables,
+                add_generation_prompt=call.generation_prompt,
+                continue_final_message=call.continues_last,
+                **call.variables,
             )
         except JinjaError as error:
             raise TemplateError(str(error.message)) from error
@@ -217,7 +217,7 @@ class HFTokenizer:
 
     def _encode_plainly(self, spelling: str) -> list[int]:
         token_ids = self._continue_with(self._plain_backend, spelling)
-        if self._control[spelling] in token_ids:
+        if self._backend.token_to_id(spelling) in token_ids:
             # some vocabularies reach a control token by merging plain text: keep its halves apart
             halves = spelling[:1], spelling[1:]
             token_ids = [t for half in halves for t in self._continue_with(self._plain_backend, half)]
@@ -244,22 +244,6 @@ def _model_type(path: Path) -> str | None:
         return str(json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"])
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _unused_character(text: str) -> str:
-    return next(character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in text)
-
-
-def _mark(value: Any, control_re: re.Pattern[str], marker: str) -> Any:
-    """Put markers around control tokens in every string of a message; keys stay."""
-    match value:
-        case str():
-            return control_re.sub(lambda match: f"{marker}{match.group()}{marker}", value)
-        case Mapping():
-            return {key: _mark(inner, control_re, marker) for key, inner in value.items()}
-        case list() | tuple():
-            return [_mark(inner, control_re, marker) for inner in value]
-    return value
 
 
 def _without_added_tokens(backend: Backend) -> Backend:

@@ -73,6 +73,9 @@ class FunctionMessage(_Message, tag="function", frozen=True):
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 
 
+MAX_TEMPLATE = 65536
+
+
 class ChatTemplateKwargs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The only variables that a client may set in a template; others could turn it into something else."""
 
@@ -84,6 +87,7 @@ class ChatCompletionRequest(SamplingFields, kw_only=True, frozen=True, forbid_un
     messages: list[Message]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
 
+    chat_template: Annotated[str, Meta(min_length=1, max_length=MAX_TEMPLATE)] | None = None
     chat_template_kwargs: ChatTemplateKwargs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -168,6 +168,9 @@ CHAT_FIELDS: Mapping[str, FieldRule] = {
     "modalities": _refused(_TEXT_ONLY, ["text"]),
     "moderation": _refused("there is no moderation here"),
     "reasoning_effort": _honoured("for models whose chat template knows it; none: no reasoning"),
+    "chat_template": _honoured(
+        "extension: the client's own, up to 64 KiB; only where `CHORUS_TRUST_REQUEST_CHAT_TEMPLATE` allows it"
+    ),
     "chat_template_kwargs": _honoured("extension: variables of the chat template, where it knows them"),
     "chat_template_kwargs.enable_thinking": _honoured("whether the model reasons"),
     "chat_template_kwargs.thinking": _honoured("whether the model reasons"),

@@ -145,6 +145,8 @@ def test_every_value_reaches_the_server_as_it_was_given() -> None:
         "release_timeout": 2.5,
         "tool_parser": "hermes",
         "reasoning_parser": "think",
+        "trust_request_chat_template": True,
+        "template_timeout": 0.5,
         "max_body_bytes": 2**25,
         "body_timeout": 0.5,
         "max_n": 32,

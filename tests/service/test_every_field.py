@@ -113,6 +113,7 @@ SAMPLES: dict[str, dict[str, list[Any]]] = {
         "modalities": [["text", "audio"]],
         "moderation": [{"model": "x"}],
         "reasoning_effort": ["none"],
+        "chat_template": ["{{ messages[0].content }}"],
         "chat_template_kwargs": [{"enable_thinking": True}, {"thinking": None}],
         "add_generation_prompt": [True],
         "continue_final_message": [False],
@@ -155,7 +156,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    settings = replace(SETTINGS, tool_parser="hermes")
+    settings = replace(SETTINGS, tool_parser="hermes", trust_request_chat_template=True)
     with serving(settings, engine=ConstrainedEngine(settings.engine_config())) as client:
         yield client
 

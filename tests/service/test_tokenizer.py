@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from engine.config import ModelLoadError
-from service.tokenizer import ByteTokenizer, TemplateError, load_tokenizer
+from service.templates import TemplateError
+from service.tokenizer import ByteTokenizer, load_tokenizer
 from tests.service.tiny_tokenizers import TEXTS, wrapped
 
 FAMILIES = ["byte_level", "sentencepiece"]

@@ -1,0 +1,52 @@
+"""From messages to the prompt's tokens: by the model's template in a thread, by a client's own in a process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.chat_options import template_options
+from service.errors import invalid
+from service.lifespan import Services
+from service.messages import RenderedMessage
+from service.requests import in_thread
+from service.sampling import truncated
+from service.schemas.chat import ChatCompletionRequest
+from service.templates import TemplateError, TemplateOptions
+from service.tokenizer import Tokenizer
+from service.tools import ToolUse
+
+_TAIL = 64
+"""Tokens of the prompt's end, where a template may have opened the reasoning."""
+
+
+async def chat_prompt(
+    request: ChatCompletionRequest, messages: Sequence[RenderedMessage], tools: ToolUse | None, services: Services
+) -> tuple[list[int], str]:
+    """Token ids, and the text of the last of them. Raises ApiError (400)."""
+    own, tokenizer = request.chat_template, services.ready_tokenizer()
+    if own is not None and not services.settings.trust_request_chat_template:
+        message = "Unsupported parameter: `chat_template`: the operator of this server has not allowed it."
+        raise invalid(message, "chat_template", "unsupported_parameter")
+    source = tokenizer.chat_template if own is None else own
+    options = template_options(request, tools, services.parsers, source)
+    try:
+        if own is None:
+            token_ids = await in_thread(lambda tokenizer: tokenizer.render_chat(messages, options), services)
+        else:
+            token_ids = await _by_own_template(own, messages, options, services)
+    except TemplateError as error:
+        raise invalid(str(error), "messages" if own is None else "chat_template") from None
+    token_ids = truncated(token_ids, request)
+    return token_ids, _tail(token_ids, tokenizer)
+
+
+async def _by_own_template(
+    template: str, messages: Sequence[RenderedMessage], options: TemplateOptions, services: Services
+) -> list[int]:
+    call = await in_thread(lambda tokenizer: tokenizer.call_of(template, messages, options), services)
+    rendered = await services.templates.render(call)
+    return await in_thread(lambda tokenizer: tokenizer.encode_rendered(rendered, call), services)
+
+
+def _tail(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    return b"".join(map(tokenizer.token_bytes, token_ids[-_TAIL:])).decode(errors="replace")
