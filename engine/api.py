@@ -177,7 +177,41 @@ class JsonBlocks:
     max_blocks: int | None = None
 
 
-Constraint = JsonObject | JsonSchema | Regex | Lark | Choice | JsonBlocks
+@dataclass(frozen=True, slots=True)
+class TriggeredBlocks:
+    """Free text; wherever it comes to the trigger one of the blocks follows, and free text again.
+
+    max_blocks: how often it may, None for any number of times. marks: special tokens that free text may have, by their
+    spellings; it has none beside them.
+    """
+
+    blocks: tuple[JsonBlock, ...]
+    trigger: str
+    param: str
+    marks: tuple[str, ...] = ()
+    max_blocks: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyTokens:
+    """Text of these tokens alone; the end of sequence is none of them unless it is named."""
+
+    token_ids: tuple[int, ...]
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutWords:
+    """Text that none of the words occurs in, however it is cut into tokens."""
+
+    words: tuple[str, ...]
+    param: str
+
+
+OpenConstraint = OnlyTokens | WithoutWords
+"""Of a text that is never complete: stop tokens, ignore_eos and min_tokens mean what they always do."""
+
+Constraint = JsonObject | JsonSchema | Regex | Lark | Choice | JsonBlocks | TriggeredBlocks | OpenConstraint
 """What a choice's text must be, as a specification: entering `submit` compiles it or raises InvalidConstraint."""
 
 

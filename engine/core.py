@@ -8,8 +8,8 @@ from collections import deque
 
 from engine.api import ChoiceUpdate, EndReason, StepRecord
 from engine.config import EngineConfig
-from engine.grammar import Matcher
 from engine.kv_cache import KVCache
+from engine.matchers import Matcher
 from engine.plan import ModelRunner, SampledToken, StepPlan
 from engine.planner import build_plan
 from engine.scheduler import Schedule, Scheduler
@@ -128,7 +128,7 @@ class EngineCore:
     def _end_of(self, sequence: Sequence, token_id: int) -> tuple[EndReason | None, int | None]:
         params = sequence.params
         is_eos = token_id in self.runner.eos_token_ids
-        if is_eos and sequence.matcher is not None:
+        if is_eos and sequence.matcher is not None and not sequence.matcher.is_open:
             return EndReason.STOP, None  # nothing may follow, not even where other choices would go on
         if len(sequence.output_ids) >= params.min_tokens:
             if is_eos and not params.ignore_eos:

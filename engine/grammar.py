@@ -7,32 +7,29 @@ choice only.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from engine.api import Choice, Constraint, InvalidConstraint, JsonBlocks, JsonObject, JsonSchema, Lark, Regex
-from engine.json_schema import MAX_PATTERN_ATOMS, MAX_PATTERN_CHARS, SchemaError, checked_schema, count_atoms
+from engine.api import (
+    Constraint,
+    InvalidConstraint,
+    JsonBlocks,
+    Lark,
+    OnlyTokens,
+    TriggeredBlocks,
+    WithoutWords,
+)
+from engine.grammar_source import GrammarConstraint, grammar_source
+from engine.matchers import MAX_WORDS_BYTES, Matcher, TokenBytes, TokenSetMatcher, WordAutomaton, WordMatcher, has
 
 logger = logging.getLogger("chorus.engine")
-
-MAX_SOURCE_CHARS = 131_072
-"""Of one constraint, its schemas together."""
-
-MAX_LARK_CHARS = 8192
-MAX_LARK_RULES = 1000
-"""Bounds the colons and opening brackets of a grammar, and with them the recursion of its compilation (an 8 MB stack
-overflows at about 2,800).
-"""
-
-MAX_LARK_ANDS = 8
-"""As MAX_MEETING_PATTERNS of JSON schemas."""
 
 # Fuel is llguidance's measure of work. What it does not measure grows faster than the size of an automaton's
 # expression, which the initial fuel bounds too: in a grammar a few rules can multiply it.
@@ -55,16 +52,11 @@ _LARK_LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 
-# One space at most where whitespace may stand. Without \u escapes a key has one spelling, so that none slips past the
-# properties that the schema lists.
-_JSON_STYLE = {"whitespace_pattern": " ", "json_allowed_escapes": 'nrbtf\\"', "lenient": False, "coerce_one_of": False}
 
+class GrammarMatcher:
+    """Where one choice stands in its grammar."""
 
-class Matcher:
-    """Where one choice stands in its grammar. It belongs to one thread at a time.
-
-    error: why nothing may follow although the text is not complete; None while something may.
-    """
+    is_open = False
 
     def __init__(self, matcher: LLMatcher, eos_mask: NDArray[np.uint32]) -> None:
         self._matcher = matcher
@@ -72,8 +64,8 @@ class Matcher:
         self._allowed: NDArray[np.uint32] | None = None
         self.error: str | None = None
 
-    def fork(self) -> Matcher:
-        return Matcher(self._matcher.deep_copy(), self._eos_mask)
+    def fork(self) -> GrammarMatcher:
+        return GrammarMatcher(self._matcher.deep_copy(), self._eos_mask)
 
     def allowed(self) -> NDArray[np.uint32]:
         """The tokens that may come next, as bit t % 32 of word t // 32; it stays as it is until `accept`.
@@ -87,8 +79,7 @@ class Matcher:
 
     def accept(self, token_id: int) -> bool:
         """Go on by a token; False for one that is not allowed."""
-        allowed = self.allowed()
-        if not int(allowed[token_id >> 5]) >> (token_id & 31) & 1:
+        if not has(self.allowed(), token_id):
             return False
         self._allowed = None
         return self._matcher.consume_token(token_id)
@@ -128,17 +119,46 @@ class GrammarCompiler:
 
     def compile(self, constraint: Constraint) -> Matcher:
         """A matcher at the start, to be forked for each choice. Raises InvalidConstraint."""
+        match constraint:
+            case OnlyTokens(token_ids=token_ids):
+                return TokenSetMatcher(token_ids, self._tokenizer.vocab_size)
+            case WithoutWords():
+                return self._without_words(constraint)
+        return self._compile_grammar(constraint)
+
+    def _without_words(self, constraint: WithoutWords) -> WordMatcher:
+        words = [word.encode() for word in constraint.words]
+        if not all(words) or sum(map(len, words)) > MAX_WORDS_BYTES:
+            message = f"words are not empty and have at most {MAX_WORDS_BYTES} bytes together"
+            raise InvalidConstraint(message, constraint.param)
+        return WordMatcher(WordAutomaton(words, self._token_bytes))
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
+        tokenizer = self._tokenizer
+        return TokenBytes(
+            [
+                b"" if tokenizer.is_special_token(token_id) else tokenizer.decode_bytes([token_id])
+                for token_id in range(tokenizer.vocab_size)
+            ]
+        )
+
+    def _special_token(self, spelling: str) -> int | None:
+        token_ids = self._tokenizer.tokenize_str(spelling, parse_special=True)
+        return token_ids[0] if len(token_ids) == 1 and self._tokenizer.is_special_token(token_ids[0]) else None
+
+    def _compile_grammar(self, constraint: GrammarConstraint) -> GrammarMatcher:
         param = constraint.param
         try:
-            grammar = _grammar(constraint)
+            grammar = grammar_source(constraint, self._special_token)
         except (ValueError, RecursionError) as error:
             raise InvalidConstraint(_reworded(_one_line(str(error))), getattr(error, "param", param)) from error
         limits = _LARK_LIMITS if isinstance(constraint, Lark) else _LIMITS
-        matcher = Matcher(LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits), self._eos_mask)
+        matcher = GrammarMatcher(LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits), self._eos_mask)
         if not matcher.allowed().any():
-            if isinstance(constraint, JsonBlocks):
+            if isinstance(constraint, JsonBlocks | TriggeredBlocks):
                 for block in constraint.blocks:
-                    self.compile(block.value)  # to blame the field of the block that does not compile
+                    self._compile_grammar(block.value)  # to blame the field of the block that does not compile
             raise InvalidConstraint(_reworded(matcher.error or ""), param)
         if (limit := matcher.fork().probe()) is not None:
             raise InvalidConstraint(_reworded(limit), param)
@@ -163,91 +183,6 @@ def load_compiler(path: str | None, vocab_size: int, eos_token_ids: frozenset[in
         logger.warning("structured output is not available: %s", _one_line(str(error)))
         return None
     return GrammarCompiler(for_grammars, eos_token_ids)
-
-
-class _SourceError(ValueError):
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.param = param
-
-
-def _grammar(constraint: Constraint) -> str:
-    """llguidance's form of a constraint. Raises ValueError, with a `param` where that differs from the constraint's."""
-    match constraint:
-        case JsonObject():
-            return LLMatcher.grammar_from_json_schema(_styled({"type": "object"}))
-        case JsonSchema(schema=schema, param=param):
-            _check_length(schema)
-            return LLMatcher.grammar_from_json_schema(_styled(_checked(schema, param)))
-        case Regex(pattern=pattern):
-            if len(pattern) > MAX_PATTERN_CHARS or count_atoms(pattern) > MAX_PATTERN_ATOMS:
-                raise ValueError(f"a regular expression has at most {MAX_PATTERN_CHARS} characters and, repetitions "
-                                 f"written out, {MAX_PATTERN_ATOMS} parts")  # fmt: skip
-            return LLMatcher.grammar_from_regex(pattern)
-        case Lark(grammar=grammar):
-            return LLMatcher.grammar_from_lark(_checked_lark(grammar))
-        case Choice(options=options):
-            _check_length("".join(options))
-            if not options:
-                raise ValueError("there is nothing to choose from")
-            return LLMatcher.grammar_from_lark(_choice(options))
-        case JsonBlocks():
-            return LLMatcher.grammar_from_lark(_blocks(constraint))
-
-
-def _checked_lark(grammar: str) -> str:
-    if len(grammar) > MAX_LARK_CHARS or sum(map(grammar.count, ":([")) > MAX_LARK_RULES:
-        raise ValueError(f"a grammar has at most {MAX_LARK_CHARS} characters, {MAX_LARK_RULES} colons and brackets")
-    if grammar.count("&") > MAX_LARK_ANDS:
-        raise ValueError(f"a grammar has at most {MAX_LARK_ANDS} intersections")
-    first, *pieces = grammar.split("%json")
-    checked = [first]
-    for piece in pieces:
-        stripped = piece.lstrip()
-        _, end = json.JSONDecoder().raw_decode(stripped)
-        checked.append(f"%json {_styled(checked_schema(stripped[:end]))}{stripped[end:]}")
-    return "".join(checked)
-
-
-def _choice(options: tuple[str, ...]) -> str:
-    """One terminal, since alternative rules are costly by the thousand; it may not be empty."""
-    texts = [json.dumps(option) for option in options if option]
-    if not texts:
-        return 'start: ""'
-    empty = ' | ""' if "" in options else ""
-    return f"start: OPTION{empty}\nOPTION: {' | '.join(texts)}"
-
-
-def _blocks(constraint: JsonBlocks) -> str:
-    _check_length("".join(block.value.schema for block in constraint.blocks))
-    if not constraint.blocks or constraint.max_blocks == 0:
-        raise ValueError("there is nothing to choose from")
-    rules = [
-        f"b{number}: {json.dumps(block.before)} %json {_styled(_checked(block.value.schema, block.value.param))} "
-        f"{json.dumps(block.after)}"
-        for number, block in enumerate(constraint.blocks)
-    ]
-    more = "*" if constraint.max_blocks is None else f"{{0,{constraint.max_blocks - 1}}}"
-    again = f" ({json.dumps(constraint.separator)} block){more}" if constraint.max_blocks != 1 else ""
-    start = f"start: {json.dumps(constraint.start)} block{again} {json.dumps(constraint.end)}"
-    block = "block: " + " | ".join(f"b{number}" for number in range(len(constraint.blocks)))
-    return "\n".join([start, block, *rules])
-
-
-def _styled(schema: dict[str, object]) -> str:
-    return json.dumps({"x-guidance": _JSON_STYLE, **schema}, allow_nan=False)
-
-
-def _checked(schema: str, param: str) -> dict[str, object]:
-    try:
-        return checked_schema(schema)
-    except SchemaError as error:
-        raise _SourceError(str(error), param) from error
-
-
-def _check_length(source: str) -> None:
-    if len(source) > MAX_SOURCE_CHARS:
-        raise ValueError(f"it has {len(source)} characters, at most {MAX_SOURCE_CHARS} are taken")
 
 
 def _reworded(error: str) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.api import ChoiceUpdate, PromptInfo, SamplingParams
-from engine.grammar import Matcher
 from engine.kv_cache import Segment
+from engine.matchers import Matcher
 from engine.plan import KEY_TILE, PAGE_SIZE
 
 PAGES_PER_TILE = KEY_TILE // PAGE_SIZE

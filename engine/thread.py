@@ -40,7 +40,8 @@ from engine.api import (
 )
 from engine.config import EngineConfig, ModelLoadError
 from engine.core import EngineCore
-from engine.grammar import GrammarCompiler, Matcher, load_compiler
+from engine.grammar import GrammarCompiler, load_compiler
+from engine.matchers import Matcher
 from engine.plan import PAGE_SIZE, ModelRunner
 from engine.sequence import Prefill, PromptState, Update
 from engine.sequence import Sequence as EngineSequence

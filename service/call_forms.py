@@ -8,13 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """before, after: around the arguments; {} stands for the name, braces are doubled. start, end: around all calls."""
+    """before, after: around the arguments; {} stands for the name, braces are doubled. start, end: around all calls.
+
+    trigger: what each call begins with, and nothing else does: where a model comes to it by itself, a call follows.
+    """
 
     before: str
     after: str
     separator: str
     start: str = ""
     end: str = ""
+    trigger: str = ""
 
 
 COMMON_FORM = "hermes"
@@ -28,7 +32,7 @@ CALL_FORMS = {
         start="<｜tool▁calls▁begin｜>",
         end="<｜tool▁calls▁end｜>",
     ),
-    "hermes": CallForm('<tool_call>\n{{"name": "{}", "arguments": ', "}\n</tool_call>", "\n"),
+    "hermes": CallForm('<tool_call>\n{{"name": "{}", "arguments": ', "}\n</tool_call>", "\n", trigger="<tool_call>"),
     "llama3_json": CallForm('{{"name": "{}", "parameters": ', "}", "; "),
     "mistral": CallForm('{{"name": "{}", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]"),
 }

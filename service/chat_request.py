@@ -17,7 +17,7 @@ from service.requests import Plan, check_common, fan_out_of, make_job
 from service.sampling import check_sampling, given, show_rules, text_rules
 from service.schemas.chat import ChatCompletionRequest
 from service.schemas.fields import CHAT_FIELDS
-from service.structured import constraint_of
+from service.structured import both_say, constraint_of, field_of
 from service.tools import ToolUse, tool_use
 
 
@@ -34,8 +34,9 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
     tools = tool_use(request, services.parsers)
     constraint = _constraint(request, tools)
     token_ids, tail = await chat_prompt(request, messages, tools, services)
-    # what is constrained begins with its first token: no reasoning comes before it
-    reasoning = None if constraint is not None else services.parsers.reasoning
+    # what must be complete begins with its first token: no reasoning comes before it
+    is_free = constraint is None or isinstance(constraint, api.TriggeredBlocks | api.OpenConstraint)
+    reasoning = services.parsers.reasoning if is_free else None
     plan = Plan(
         kind="chat",
         id_prefix="chatcmpl-",
@@ -57,11 +58,15 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
 
 
 def _constraint(request: ChatCompletionRequest, tools: ToolUse | None) -> api.Constraint | None:
-    constraint = constraint_of(request.response_format, request.structured_outputs)
+    constraint = constraint_of(request, request.response_format)
     if tools is None or constraint is None:
-        return constraint if tools is None else tools.forced
-    param = constraint.param.partition(".")[0]
-    raise invalid(f"`{param}` says what the whole text is, so that no `tools` could be called.", param)
+        return constraint if tools is None else tools.forced or tools.guided
+    if not isinstance(constraint, api.OpenConstraint):
+        param = field_of(constraint.param)
+        raise invalid(f"`{param}` says what the whole text is, so that no `tools` could be called.", param)
+    if (calls := tools.forced or tools.guided) is not None:
+        raise both_say(calls, constraint.param)
+    return constraint
 
 
 def _with_parsers(rules: TextRules, tools: ToolUse | None, reasoning: str | None, tail: str) -> TextRules:

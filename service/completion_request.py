@@ -28,7 +28,7 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
     fan_out = fan_out_of(request, n, services, arrival.caller)
     has_best = n > given(request.n, 1)
     _check_echo(request)
-    constraint = constraint_of(None, request.structured_outputs)
+    constraint = constraint_of(request)
 
     def encode(tokenizer: Tokenizer) -> tuple[list[list[int]], tuple[Echo, ...]]:
         encoded = [

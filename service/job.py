@@ -30,7 +30,7 @@ class ShowRules:
     prompts and choices. running_usage: on every chunk. reasoning: it is told apart. may_call: choices may call tools;
     named_call: the client said which one, so that a call is no news. renumbered: the choices that are kept count as if
     there were no others. echo: the prompts, which precede the choices. prompt_logprobs: how many likeliest tokens
-    beside each of the prompt's; None for none of these.
+    beside each of the prompt's; None for none of these. tokens_per_chunk: that a chunk of a stream waits for.
     """
 
     logprobs: int | None = None
@@ -42,6 +42,7 @@ class ShowRules:
     renumbered: bool = False
     echo: tuple[Echo, ...] = ()
     prompt_logprobs: int | None = None
+    tokens_per_chunk: int = 1
 
     @property
     def num_prompt_logprobs(self) -> int | None:

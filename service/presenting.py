@@ -68,6 +68,7 @@ class Part:
     calls: list[ToolCallStart | ToolCallArguments] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0
     end: ChoiceEvent | None = None
 
     def add(self, event: ChoiceEvent) -> None:
@@ -76,6 +77,7 @@ class Part:
         self.calls += event.calls
         self.entries += event.entries
         self.token_ids += event.token_ids
+        self.num_tokens += 1 if event.num_tokens is None else event.num_tokens
         if event.end_reason is not None:
             self.end = event
 
@@ -137,7 +139,7 @@ class Presenter(ABC):
         part = self._add(event)
         self._num_open -= event.end_reason is not None
         chunks = self._opening(part)
-        if part.is_visible:
+        if part.is_visible and (part.num_tokens >= self._job.show.tokens_per_chunk or part.end is not None):
             self._parts[event.index] = Part(event.index, event.index, is_first=False)
             chunks += self._chunks(part)
         return chunks

@@ -8,10 +8,11 @@ from typing import TypeVar
 
 from engine import api
 from service.choice_text import TextRules
-from service.errors import ApiError, invalid
+from service.errors import invalid
 from service.job import ShowRules
 from service.schemas.common import SamplingFields
 from service.settings import Settings
+from service.structured import not_a_token
 
 T = TypeVar("T")
 
@@ -44,6 +45,9 @@ def check_sampling(
     if options is not None and options.continuous_usage_stats and not options.include_usage:
         place = "stream_options.continuous_usage_stats"
         raise invalid(f"`{place}` needs `stream_options.include_usage`.", place)
+    if request.max_streaming_response_tokens is not None and not request.stream:
+        message = "`max_streaming_response_tokens` is only allowed with `stream`."
+        raise invalid(message, "max_streaming_response_tokens")
     if max_tokens is not None and given(request.min_tokens, 0) > max_tokens:
         raise invalid(f"`min_tokens` ({request.min_tokens}) exceeds `max_tokens` ({max_tokens}).", "min_tokens")
     if sum(len(stop.encode()) for stop in stop_strings(request)) > MAX_STOP_BYTES:
@@ -65,6 +69,7 @@ def show_rules(request: SamplingFields, logprobs: int | None) -> ShowRules:
         logprobs=logprobs,
         token_ids=given(request.return_token_ids, False),
         prompt_logprobs=request.prompt_logprobs,
+        tokens_per_chunk=given(request.max_streaming_response_tokens, 1),
         running_usage=options is not None and given(options.continuous_usage_stats, False),
     )
 
@@ -91,7 +96,7 @@ def choices(
     stop_token_ids = tuple(given(request.stop_token_ids, []))
     for token_id in stop_token_ids:
         if token_id >= vocab_size:
-            raise _not_a_token(str(token_id), vocab_size, "stop_token_ids")
+            raise not_a_token(str(token_id), vocab_size, "stop_token_ids")
     seed = given(request.seed, secrets.randbits(63))
     temperature = given(request.temperature, 1.0)
     logit_bias = _logit_bias(given(request.logit_bias, {}), vocab_size)
@@ -122,10 +127,6 @@ def _logit_bias(bias: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, 
     for key, value in bias.items():
         # one spelling for each id, so that none can be given twice
         if not (key.isascii() and key.isdecimal() and len(key) < 10 and str(int(key)) == key and int(key) < vocab_size):
-            raise _not_a_token(key, vocab_size, "logit_bias")
+            raise not_a_token(key, vocab_size, "logit_bias")
         pairs.append((int(key), value))
     return tuple(pairs)
-
-
-def _not_a_token(spelling: str, vocab_size: int, param: str) -> ApiError:
-    return invalid(f"`{param}`: `{spelling}` is no token id from 0 to {vocab_size - 1}.", param)

@@ -1,25 +1,50 @@
-"""From `response_format` and `structured_outputs` to the engine's constraint on each choice's text."""
+"""From the fields that say what a text may be to the engine's constraint on each choice."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 
-from engine.api import Capability, Choice, Constraint, EngineInfo, JsonObject, JsonSchema, Lark, Regex
-from service.errors import invalid
+from engine.api import (
+    Capability,
+    Choice,
+    Constraint,
+    EngineInfo,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    OnlyTokens,
+    Regex,
+    WithoutWords,
+)
+from service.errors import ApiError, invalid
+from service.schemas.common import SamplingFields
 from service.schemas.structured import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, StructuredOutputs
 
 
-def constraint_of(format_: ResponseFormat | None, outputs: StructuredOutputs | None) -> Constraint | None:
+def constraint_of(request: SamplingFields, format_: ResponseFormat | None = None) -> Constraint | None:
     """Raises ApiError (400) naming the field. A schema is not looked into: the engine does that."""
-    formatted = _of_format(format_)
-    if outputs is None:
-        return formatted
-    structured = _of_outputs(outputs)
-    if formatted is not None:
-        message = "`structured_outputs` and `response_format` both say what the text must be; give one."
-        raise invalid(message, "structured_outputs")
-    return structured
+    outputs = request.structured_outputs
+    wanted: list[Constraint | None] = [
+        _of_format(format_),
+        None if outputs is None else _of_outputs(outputs),
+        OnlyTokens(tuple(request.allowed_token_ids), "allowed_token_ids") if request.allowed_token_ids else None,
+        WithoutWords(tuple(request.bad_words), "bad_words") if request.bad_words else None,
+    ]
+    given = [constraint for constraint in wanted if constraint is not None]
+    if len(given) > 1:
+        raise both_say(given[0], given[1].param)
+    return given[0] if given else None
+
+
+def both_say(constraint: Constraint, param: str) -> ApiError:
+    field, other = field_of(constraint.param), field_of(param)
+    return invalid(f"`{other}` and `{field}` both say what the text may be; give one.", other)
+
+
+def field_of(param: str) -> str:
+    """The request's own field that it is in."""
+    return param.partition(".")[0].partition("[")[0]
 
 
 def _of_format(format_: ResponseFormat | None) -> Constraint | None:
@@ -61,6 +86,12 @@ def schema_text(schema: Mapping[str, object], param: str) -> str:
 def check_constraint(constraint: Constraint | None, info: EngineInfo) -> None:
     """Raises ApiError (400) where the engine cannot hold a text to anything."""
     if constraint is not None and Capability.CONSTRAINTS not in info.capabilities:
-        field = constraint.param.partition(".")[0].partition("[")[0]
+        field = field_of(constraint.param)
         message = f"Unsupported parameter: `{field}`: this engine cannot constrain what the model writes."
         raise invalid(message, field, "unsupported_parameter")
+    if isinstance(constraint, OnlyTokens) and (wrong := max(constraint.token_ids)) >= info.vocab_size:
+        raise not_a_token(str(wrong), info.vocab_size, constraint.param)
+
+
+def not_a_token(spelling: str, vocab_size: int, param: str) -> ApiError:
+    return invalid(f"`{param}`: `{spelling}` is no token id from 0 to {vocab_size - 1}.", param)

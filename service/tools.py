@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from engine.api import JsonBlock, JsonBlocks, JsonSchema
+from engine.api import JsonBlock, JsonBlocks, JsonSchema, TriggeredBlocks
 from service.call_forms import CALL_FORMS, COMMON_FORM, CallForm
 from service.errors import ApiError, invalid
 from service.model_parsers import ModelParsers
-from service.parsers import TOOL_PARSERS, Tool, ToolParser
+from service.parsers import REASONING_PARSERS, TOOL_PARSERS, Tool, ToolParser
 from service.schemas.chat import ChatCompletionRequest
 from service.schemas.tools import AllowedTools, FunctionSpec, FunctionTool, NamedTool
 from service.structured import schema_text
@@ -18,7 +18,8 @@ from service.structured import schema_text
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """shown: for the template. callable: those that count as calls. max_calls: of one choice. forced: the constraint
-    that makes the model call, None where it may. named: the client said which one.
+    that makes the model call, None where it may. guided: that which holds the calls it makes by itself to the schemas
+    of strict tools, None where there are none or nothing shows where a call begins. named: the client said which one.
     """
 
     shown: tuple[Mapping[str, object], ...]
@@ -26,6 +27,7 @@ class ToolUse:
     parser: type[ToolParser]
     max_calls: int | None
     forced: JsonBlocks | None = None
+    guided: TriggeredBlocks | None = None
     named: bool = False
 
     def new_parser(self) -> ToolParser:
@@ -58,12 +60,14 @@ def tool_use(request: ChatCompletionRequest, parsers: ModelParsers) -> ToolUse |
         raise _no_calls("tools")
     max_calls = 1 if named or request.parallel_tool_calls is False else None
     blocks = [_block(place, function, CALL_FORMS[family]) for place, function in callable_] if must_call else []
+    is_guided = not must_call and any(function.strict for _, function in callable_)
     return ToolUse(
         shown=tuple(_shown(tool.function) for tool in tools),
         callable=tuple(Tool(function.name, function.parameters or {}) for _, function in callable_),
         parser=TOOL_PARSERS[family],
         max_calls=max_calls,
         forced=_forced(blocks, CALL_FORMS[family], max_calls) if blocks else None,
+        guided=_guided(callable_, family, parsers, max_calls) if is_guided else None,
         named=named,
     )
 
@@ -106,6 +110,21 @@ def _block(place: int, function: FunctionSpec, form: CallForm) -> JsonBlock:
         raise invalid(f"`{param}` must be the schema of an object.", param)
     text = schema_text({"type": "object", **schema}, param)
     return JsonBlock(form.before.format(function.name), JsonSchema(text, param), form.after)
+
+
+def _guided(
+    functions: Sequence[tuple[int, FunctionSpec]], family: str, parsers: ModelParsers, max_calls: int | None
+) -> TriggeredBlocks | None:
+    """Tools that are not strict may be called with any object."""
+    form = CALL_FORMS.get(family)
+    if form is None or not form.trigger:
+        return None
+    blocks = []
+    for place, function in functions:
+        block = _block(place, function if function.strict else FunctionSpec(name=function.name, parameters={}), form)
+        blocks.append(replace(block, before=block.before.removeprefix(form.trigger)))
+    marks = () if parsers.reasoning is None else REASONING_PARSERS[parsers.reasoning].markers
+    return TriggeredBlocks(tuple(blocks), form.trigger, "tools", marks, max_calls)
 
 
 def _forced(blocks: Sequence[JsonBlock], form: CallForm, max_calls: int | None) -> JsonBlocks:

@@ -19,6 +19,8 @@ JsonValue = Any
 """A field that is refused or ignored whatever it holds: it must still be well-formed JSON."""
 
 
+TokenId = Annotated[int, Meta(ge=0)]
+BadWord = Annotated[str, Meta(min_length=1)]
 StopString = Annotated[str, Meta(min_length=1)]
 LogitBias = Annotated[float, Meta(ge=-100, le=100)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -46,7 +48,7 @@ class SamplingFields(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Probability | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
-    stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=256)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     ignore_eos: bool | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
@@ -63,11 +65,10 @@ class SamplingFields(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     return_token_ids: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=2**18)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=1000)] | None = None
+    max_streaming_response_tokens: Annotated[int, Meta(ge=1)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-
-    allowed_token_ids: JsonValue = None
-    bad_words: JsonValue = None
-    max_streaming_response_tokens: JsonValue = None
 
 
 class PromptTokensDetails(Struct, kw_only=True, frozen=True):

@@ -72,9 +72,9 @@ _SHARED: dict[str, FieldRule] = {
     "return_token_ids": _honoured("extension: token ids of prompts and choices"),
     "truncate_prompt_tokens": _honoured("extension: of a longer prompt its last so many tokens"),
     "cache_salt": _honoured("extension: prefixes are shared only between requests with the same one"),
-    "allowed_token_ids": _refused("`structured_outputs` says what may be written"),
-    "bad_words": _refused("`logit_bias` bans tokens"),
-    "max_streaming_response_tokens": _refused("chunks come as the tokens do"),
+    "allowed_token_ids": _honoured("extension: only these are drawn; the model's own end is none of them unless named"),
+    "bad_words": _honoured("extension: texts, 4 KiB together, that occur in no answer, however it is cut into tokens"),
+    "max_streaming_response_tokens": _honoured("extension: so many tokens make a chunk; with `stream`"),
     "prompt_logprobs": _honoured("extension: 0 to 20; of each token of the prompt, and of so many likeliest there"),
     "structured_outputs": _honoured("extension: what the text must be; exactly one of its fields"),
     "structured_outputs.json": _honoured("a JSON schema, as an object or as its text"),
@@ -214,10 +214,11 @@ CHAT_FIELDS: Mapping[str, FieldRule] = {
     "tools[function].function.name": _honoured("how calls name it"),
     "tools[function].function.description": _honoured("given to the chat template"),
     "tools[function].function.parameters": _honoured(
-        "the schema of its arguments: for the template, and enforced in required and named calls"
+        "the schema of its arguments: for the template, and enforced in required, named and strict calls"
     ),
-    "tools[function].function.strict": _no_op(
-        "required and named calls follow the schema anyway; those that a model makes by itself are not enforced"
+    "tools[function].function.strict": _honoured(
+        "true: calls that the model makes by itself follow the schema too, if it marks them as hermes does "
+        "(`<tool_call>`)"
     ),
     "tools[custom]": _refused(_CUSTOM),
     "top_logprobs": _honoured("0 to 20; needs `logprobs`"),

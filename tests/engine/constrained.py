@@ -15,7 +15,8 @@ from llguidance import LLTokenizer
 
 from engine.api import Constraint, JsonSchema, SamplingParams
 from engine.core import EngineCore
-from engine.grammar import GrammarCompiler, Matcher
+from engine.grammar import GrammarCompiler
+from engine.matchers import Matcher
 from engine.plan import SampledToken, StepPlan
 from engine.sampler import sample
 from engine.sequence import Prefill, Sequence

@@ -10,7 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.api import Choice, Constraint, InvalidConstraint, JsonBlock, JsonBlocks, JsonObject, JsonSchema, Lark, Regex
+from engine.api import (
+    Choice,
+    Constraint,
+    InvalidConstraint,
+    JsonBlock,
+    JsonBlocks,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    Regex,
+    TriggeredBlocks,
+)
 from engine.grammar import load_compiler
 from engine.plan import SampledToken, StepPlan
 from tests.engine.constrained import (
@@ -24,9 +35,10 @@ from tests.engine.constrained import (
     prefill_for,
     run,
     schema_of,
+    token_texts,
     violations,
 )
-from tests.engine.families import save_family
+from tests.engine.families import byte_tokenizer, save_family
 from tests.engine.support import core_with
 from tests.service.tiny_tokenizers import byte_level, sentencepiece
 
@@ -294,3 +306,46 @@ def test_a_model_whose_tokenizer_does_not_serve_has_no_compiler(
     assert "structured output is not available" in caplog.text
     save_family("llama", tmp_path)
     assert load_compiler(str(tmp_path), VOCAB_SIZE, frozenset()) is None
+
+
+WEATHER = JsonBlock('\n{"name": "w", "arguments": ', schema_of({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}), "}\n</tool_call>")  # fmt: skip  # noqa: E501
+CALL_TEXT = '<tool_call>\n{"name": "w", "arguments": {"a": 5}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("", True),
+        ("free <tool_cal text >", True),
+        (CALL_TEXT, True),
+        (f"so: {CALL_TEXT}\n{CALL_TEXT} and <tool_", True),
+        (CALL_TEXT.replace("5", '"x"'), False),
+        (CALL_TEXT.replace('"w"', '"v"'), False),
+        ("<tool_call>", False),
+        ("a <tool_call> b", False),
+        (CALL_TEXT[:-1], False),
+    ],
+)
+@pytest.mark.parametrize("max_blocks", [None, 1])
+def test_blocks_follow_their_trigger_and_text_is_free(text: str, fits: bool, max_blocks: int | None) -> None:
+    matcher = compiler().compile(TriggeredBlocks((WEATHER,), "<tool_call>", "tools", max_blocks=max_blocks))
+    assert accepts(matcher, text) == (fits and (max_blocks is None or text.count("<tool_call>") <= max_blocks))
+
+
+def test_a_trigger_may_be_a_special_token_and_so_may_what_free_text_has(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>", "<think>", "<other>"]})
+    tokenizer.save_pretrained(tmp_path)
+    call, think, other = tokenizer.convert_tokens_to_ids(["<tool_call>", "<think>", "<other>"])
+    compiler = load_compiler(str(tmp_path), len(tokenizer), frozenset({EOS}))
+    assert compiler is not None
+    matcher = compiler.compile(TriggeredBlocks((WEATHER,), "<tool_call>", "tools", marks=("<think>", "</think>")))
+    texts = token_texts()
+    ids = [think, *(texts.index(bytes([byte])) for byte in b"a<tool_call>b"), think, call]
+    for token_id in ids:
+        assert not matcher.fork().accept(other)
+        assert matcher.accept(token_id)
+    assert not matcher.fork().accept(EOS) and not matcher.fork().accept(think)
+    for byte in CALL_TEXT.removeprefix("<tool_call>").encode():
+        assert matcher.accept(texts.index(bytes([byte])))
+    assert matcher.fork().accept(EOS) and matcher.accept(think)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.api import InvalidConstraint
-from engine.grammar import Matcher
+from engine.matchers import Matcher
 from tests.engine.constrained import EOS, accepts, compiler, schema_of, token_texts, violations
 
 

@@ -149,6 +149,7 @@ SAMPLES: dict[str, dict[str, list[Any]]] = {
 NEEDS: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
+    "max_streaming_response_tokens": {"stream": True},
     "tool_choice": {"tools": TOOLS},
     "parallel_tool_calls": {"tools": TOOLS},
 }

@@ -12,7 +12,7 @@ from engine.fake import TokenRule
 
 from .apps import SETTINGS, Client, check_error, serving
 from .constrained import ConstrainedEngine
-from .folding import chunks_of, same_both_ways, whole
+from .folding import chunks_of, folded, same_both_ways, whole
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hi"}]
@@ -164,9 +164,15 @@ def test_whose_turn_it_is(client: Client, engine: ConstrainedEngine) -> None:
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
-        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
-        ({"bad_words": ["x"]}, "bad_words"),
-        ({"max_streaming_response_tokens": 1}, "max_streaming_response_tokens"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids[0]"),
+        ({"allowed_token_ids": [7, 10**6]}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words[0]"),
+        ({"bad_words": "x"}, "bad_words"),
+        ({"bad_words": ["x"], "allowed_token_ids": [1]}, "bad_words"),
+        ({"bad_words": ["x"], "structured_outputs": {"regex": "a"}}, "bad_words"),
+        ({"allowed_token_ids": [1], "response_format": {"type": "json_object"}}, "allowed_token_ids"),
+        ({"max_streaming_response_tokens": 0}, "max_streaming_response_tokens"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(client: Client, fields: dict[str, Any], param: str) -> None:
@@ -182,3 +188,18 @@ def test_usage_on_every_chunk_needs_usage(client: Client) -> None:
 def test_echo_repeats_whole_prompts_only(client: Client) -> None:
     fields = {"echo": True, "truncate_prompt_tokens": 1}
     check_error(client.post(COMPLETIONS, json=COMPLETION_BODY | fields), 400, "truncate_prompt_tokens")
+
+
+def test_chunks_of_several_tokens(client: Client) -> None:
+    for path, body in PATHS:
+        for size in (1, 3, 100):
+            fields = {"max_streaming_response_tokens": size, "return_token_ids": True}
+            chunks = chunks_of(client, path, body | fields)
+            assert folded(chunks) == whole(client, path, body | {"return_token_ids": True})["choices"]
+            counts: dict[int, list[int]] = {}
+            for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+                counts.setdefault(choice["index"], []).append(len(choice.get("token_ids", [])))
+            for own in counts.values():
+                *full, _last = [count for count in own if count]
+                assert all(size <= count <= size + 1 for count in full), "one more where a token has no text"
+        check_error(client.post(path, json=body | {"max_streaming_response_tokens": 2}), 400, "max_streaming_response_tokens")  # fmt: skip  # noqa: E501

@@ -125,6 +125,36 @@ def test_a_named_call_is_made_once_and_ends_in_stop(client: Client) -> None:
         assert choice["finish_reason"] == "stop"
 
 
+def test_what_is_banned_occurs_in_no_answer(client: Client) -> None:
+    free = whole(client, CHAT, BODY)["choices"]
+    texts = [choice["message"]["content"] for choice in free]
+    words = sorted({text[k : k + 2] for text in texts for k in range(len(text) - 1) if text[k : k + 2].isascii()})[:9]
+    for fields in ({}, {"ignore_eos": True}, {"min_tokens": 20}, {"tools": TOOLS}):
+        choices = same_both_ways(client, CHAT, BODY | {"bad_words": [*words, "x", "\u00e9"], "logprobs": True} | fields)
+        for choice in choices:
+            content = choice["message"]["content"] or ""
+            assert words and not any(word in content for word in [*words, "x", "\u00e9"])
+            if "ignore_eos" in fields:
+                assert len(choice["logprobs"]["content"]) == 150
+
+
+def test_only_the_allowed_tokens_are_drawn(client: Client) -> None:
+    allowed = [70, 71, 72]
+    for fields in ({}, {"temperature": 0}, {"min_tokens": 5}):
+        body = BODY | {"allowed_token_ids": allowed, "return_token_ids": True, "max_tokens": 30} | fields
+        for choice in same_both_ways(client, CHAT, body):
+            assert set(choice["token_ids"]) <= set(allowed)
+            assert (choice["finish_reason"], len(choice["token_ids"])) == ("length", 30)
+    ends = same_both_ways(client, CHAT, BODY | {"allowed_token_ids": [2, 70], "return_token_ids": True})
+    assert [choice["finish_reason"] for choice in ends] == ["stop"] * 3
+
+
+def test_a_forced_call_leaves_no_room_for_a_ban(client: Client) -> None:
+    for fields in ({"bad_words": ["x"]}, {"allowed_token_ids": [70]}):
+        body = BODY | {"tools": TOOLS, "tool_choice": "required"} | fields
+        check_error(client.post(CHAT, json=body), 400, next(iter(fields)))
+
+
 def test_unconstrained_neighbours_are_unmasked(client: Client) -> None:
     def texts() -> list[str]:
         return [choice["message"]["content"] for choice in whole(client, CHAT, BODY | {"max_tokens": 20})["choices"]]

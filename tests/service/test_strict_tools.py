@@ -1,0 +1,117 @@
+"""`strict` tools under tool_choice auto: what the model calls by itself follows the schema, and its text is free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from engine.plan import ModelRunner, SampledToken, StepPlan
+from engine.sampler import sample
+from engine.thread import EngineThread
+from service.settings import Settings
+from tests.engine.constrained import RandomRunner, token_texts
+from tests.engine.families import byte_tokenizer
+
+from .apps import Client, check_error, serving
+from .folding import same_both_ways, whole
+
+CHAT = "/v1/chat/completions"
+LEAD = "Let me see: <b> <tool_call>"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Lima"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+STRICT = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}
+LOOSE = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "not": {}}}}
+BODY: dict[str, Any] = {
+    "model": "org/m",
+    "messages": [{"role": "user", "content": "hi"}],
+    "tools": [STRICT, LOOSE],
+    "seed": 5,
+    "n": 3,
+    "max_tokens": 250,
+}
+
+
+@dataclass
+class LeadingRunner(RandomRunner):
+    """Writes LEAD, then at random, with an inclination to end."""
+
+    def execute(self, plan: StepPlan) -> list[SampledToken]:
+        drawn = super().execute(plan)
+        lead = [token_texts().index(bytes([byte])) for byte in LEAD.encode()]
+        for number, row in enumerate(plan.sampling_rows):
+            place = len(row.output_ids)
+            if place < len(lead):
+                logits = torch.zeros(1, self.vocab_size)
+                logits[0, lead[place]] = 100.0
+                (drawn[number],) = sample(logits, [replace(row, logits_row=0)])
+        return drawn
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    folder: Path = tmp_path_factory.mktemp("bytes")
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ tools }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    settings = Settings(engine="fake", served_model_name="org/m", tool_parser="hermes", reasoning_parser="none")
+
+    def load(_: object) -> ModelRunner:
+        return LeadingRunner(num_pages=256, model_path=str(folder))
+
+    with serving(settings, engine=EngineThread(settings.engine_config(), load)) as client:  # type: ignore[arg-type]
+        yield client
+
+
+@pytest.mark.parametrize("fields", [{}, {"parallel_tool_calls": False}, {"temperature": 0}, {"tool_choice": "auto"}])
+def test_a_call_that_the_model_makes_by_itself_follows_the_schema(client: Client, fields: dict[str, Any]) -> None:
+    choices = same_both_ways(client, CHAT, BODY | fields)
+    for choice in choices:
+        message = choice["message"]
+        assert message["content"].startswith("Let me see: <b>")
+        calls = message.get("tool_calls", [])
+        whole_calls = calls if choice["finish_reason"] == "tool_calls" else calls[:-1]
+        for call in whole_calls:
+            if call["function"]["name"] == "weather":
+                jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
+            assert isinstance(json.loads(call["function"]["arguments"]), dict)
+    assert any(choice["message"].get("tool_calls") for choice in choices)
+
+
+def test_a_strict_call_is_always_whole_where_the_choice_ends_by_itself(client: Client) -> None:
+    only = BODY | {"tools": [STRICT], "n": 8, "max_tokens": 400}
+    ended = [choice for choice in whole(client, CHAT, only)["choices"] if choice["end_reason"] == "stop"]
+    assert ended and all(choice["finish_reason"] == "tool_calls" for choice in ended)
+    for choice in ended:
+        for call in choice["message"]["tool_calls"]:
+            jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
+
+
+def test_without_strict_the_model_writes_what_it_likes(client: Client) -> None:
+    loose = BODY | {"tools": [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]}
+    for choice in whole(client, CHAT, loose)["choices"]:
+        assert "tool_calls" not in choice["message"]
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "object", "properties": {"a": {"type": "str"}}}, {"type": "object", "not": {"required": ["a"]}}]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_that_cannot_be_kept_is_400_with_its_place(client: Client, schema: object, stream: bool) -> None:
+    bad = {"type": "function", "function": {"name": "bad", "parameters": schema, "strict": True}}
+    response = client.post(CHAT, json=BODY | {"tools": [STRICT, bad], "stream": stream})
+    check_error(response, 400, "tools[1].function.parameters")
+
+
+def test_what_else_says_what_the_text_may_be_is_refused(client: Client) -> None:
+    check_error(client.post(CHAT, json=BODY | {"bad_words": ["x"]}), 400, "bad_words")
