@@ -108,7 +108,6 @@ class GenerationResponse(ASGIResponse):
                 if job.stream
                 else BodyWriter(self._start, self._presenter, send)
             )
-            await writer.begin()
             sender, receiver = anyio.create_memory_object_stream[ChoiceEvent](
                 EVENTS_PER_CHOICE * len(submission.choices)
             )

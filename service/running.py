@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 
 from engine.api import EndReason, Submission
 from service.errors import ApiError, ErrorInfo, retry_after
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ClientStalled(Exception):
-    """The client has taken nothing for the whole write timeout."""
+    """The client has taken nothing for the whole write timeout, by our clock or the kernel's."""
 
 
 def deadline_passed() -> ApiError:
@@ -49,12 +50,14 @@ class RunningRequest:
         self._write_timeout = write_timeout
         self._submission: Submission | None = None
         self._production: anyio.CancelScope | None = None
+        self._all: anyio.CancelScope | None = None
         self._sending_since: float | None = None
 
     def watch(self, group: TaskGroup) -> None:
         """Hold the request to its deadline and its reader to the write timeout, until `group` is cancelled."""
+        self._all = group.cancel_scope
         group.start_soon(self._watch_deadline)
-        group.start_soon(self._watch_reader, group.cancel_scope)
+        group.start_soon(self._watch_reader)
 
     @property
     def _seconds_left(self) -> float:
@@ -103,12 +106,15 @@ class RunningRequest:
         return True
 
     def timed(self, send: Send) -> Send:
-        """The same `send`, with its reader held to the write timeout."""
+        """The same `send`, with its reader held to the write timeout; a connection that has failed ends the request."""
 
         async def timed_send(message: Message) -> None:
             self._sending_since = anyio.current_time()
             try:
                 await send(message)
+            except OSError:
+                self._cut()
+                await anyio.lowlevel.checkpoint()
             finally:
                 self._sending_since = None
 
@@ -127,15 +133,20 @@ class RunningRequest:
         else:
             self.fail(deadline_passed())
 
-    async def _watch_reader(self, scope: anyio.CancelScope) -> None:
+    async def _watch_reader(self) -> None:
         while self._sending_since is None or anyio.current_time() < self._sending_since + self._write_timeout:
             since = anyio.current_time() if self._sending_since is None else self._sending_since
             await anyio.sleep_until(since + self._write_timeout)
+        self._cut()
+
+    def _cut(self) -> None:
+        """Nobody is there to be told anything any more."""
         self.failure = ClientStalled()
         if self._submission is not None:
             # at once: under trio hypercorn's send lets nobody cancel it
             self._abort(EndReason.CANCELLED)
-        scope.cancel()
+        if self._all is not None:
+            self._all.cancel()
 
 
 class RunningRequests:

@@ -22,9 +22,7 @@ Start = Callable[[Send, int | None], Awaitable[None]]
 
 
 class Writer(Protocol):
-    """begin, write every batch of events, end. failure: what ended the events early."""
-
-    async def begin(self) -> None: ...
+    """Write every batch of events, end. failure: what ended the events early; raised where nothing was sent before."""
 
     async def write(self, batch: list[ChoiceEvent]) -> None: ...
 
@@ -32,34 +30,43 @@ class Writer(Protocol):
 
 
 class StreamWriter:
-    """Server-sent events; all that waits goes out in one send. A failure is the last event, without [DONE]."""
+    """Server-sent events; all that waits goes out in one send. A failure is the last event, without [DONE].
+
+    Status and headers go out with the first event, or the first silence: what goes wrong in the queue is an HTTP error.
+    """
 
     def __init__(self, start: Start, presenter: Presenter, send: Send, request_id: str | None) -> None:
         self._start = start
         self._presenter = presenter
         self._send = send
         self._request_id = request_id
-
-    async def begin(self) -> None:
-        await self._start(self._send, None)
+        self._has_started = False
 
     async def write(self, batch: list[ChoiceEvent]) -> None:
         chunks = [_sse(encoder.encode(chunk)) for event in batch for chunk in self._presenter.chunks(event)]
         # a comment in times of silence keeps proxies from cutting the stream, and lets a hidden disconnect show
         body = b"".join(chunks) if batch else b": ping\n\n"
         if body:
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._send_body(body, more=True)
 
     async def end(self, failure: Exception | None) -> None:
         if failure is None:
             chunks = [encoder.encode(chunk) for chunk in self._presenter.last_chunks()]
             body = b"".join(map(_sse, [*chunks, b"[DONE]"]))
+        elif not self._has_started:
+            raise failure
         else:
             info = error_body(failure).identified(self._request_id)
             if info.unexpected:
                 log_unexpected(logger, "unexpected error in a stream", failure, request_id=self._request_id)
             body = _sse(info.encode())
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._send_body(body, more=False)
+
+    async def _send_body(self, body: bytes, *, more: bool) -> None:
+        if not self._has_started:
+            self._has_started = True
+            await self._start(self._send, None)
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 class BodyWriter:
@@ -69,9 +76,6 @@ class BodyWriter:
         self._start = start
         self._presenter = presenter
         self._send = send
-
-    async def begin(self) -> None:
-        """Nothing is sent before the whole is there."""
 
     async def write(self, batch: list[ChoiceEvent]) -> None:
         for event in batch:

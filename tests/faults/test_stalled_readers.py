@@ -34,7 +34,7 @@ def test_a_reader_that_takes_nothing_is_cut_and_its_places_connection_and_memory
         server.wait_metric("chorus_sequences_running", lambda value: value == 2)
         server.wait_idle()  # although the client is still there and reads nothing
         wait_until(lambda: num_sockets(server) <= before, "the connection is closed")
-        assert server.metric('chorus_requests_total{outcome="cancelled"}') == 1
+        wait_until(lambda: server.metric('chorus_requests_total{outcome="cancelled"}') == 1, "it is counted")
     assert server.post("/v1/completions", BODY | {"stream": False, "max_tokens": 3}).status_code == 200
     assert "Traceback" not in server.output()
 

@@ -84,12 +84,15 @@ async def test_streams_headers_tell_proxies_not_to_buffer_and_come_before_any_te
 
 
 @pytest.mark.anyio
-async def test_headers_are_sent_while_the_choices_still_wait_for_a_place() -> None:
-    async with services_of(FakeEngine(EngineConfig(max_num_seqs=1, stream_credit=4000))) as services:
+async def test_headers_are_sent_in_the_first_silence_while_the_choices_still_wait_for_a_place() -> None:
+    """Not before, so that a deadline in the queue can be a 503; not never, for proxies cut what is silent."""
+    engine = FakeEngine(EngineConfig(max_num_seqs=1, stream_credit=4000))
+    async with services_of(engine, ping_seconds=0.01) as services:
         client = Client()
         async with services.engine.submit(make_job(max_tokens=(4000,)).batch), anyio.create_task_group() as group:
             group.start_soon(answer, services, make_job(), client)
-            await until(lambda: bool(client.messages))
+            await until(lambda: len(client.messages) > 1)
+            assert client.messages[0]["type"] == "http.response.start" and client.bodies[0] == b": ping\n\n"
             assert services.engine.health().num_waiting == 1
             group.cancel_scope.cancel()
 

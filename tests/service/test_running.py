@@ -10,14 +10,14 @@ from typing import Any
 import anyio
 import pytest
 
-from engine.api import EngineDead
+from engine.api import ChoiceFailed, EngineDead
 from engine.config import EngineConfig
 from engine.fake import FakeEngine
 from service.auth import Caller, Limits
 from service.errors import ApiError
 from service.job import GenerationJob
 from service.lifespan import Services
-from service.running import RunningRequest
+from service.running import RunningRequest, deadline_passed
 
 from .asgi import Client, answer, folded, make_job, outcomes, services_of, until
 
@@ -116,23 +116,34 @@ async def test_at_the_deadline_the_answer_ends_with_what_there_is(stream: bool) 
         assert outcomes(services) == {"ok": 1}
 
 
-async def test_a_deadline_in_the_queue_is_503_and_costs_no_step() -> None:
+@both_modes
+async def test_a_deadline_in_the_queue_is_503_and_costs_no_step(stream: bool) -> None:
     config = EngineConfig(max_num_seqs=1, max_model_len=10**9, stream_credit=10**9)
     async with services_of(FakeEngine(config)) as services:
         async with services.engine.submit(make_job(max_tokens=(10**8,)).batch):
             await until(lambda: services.engine.health().generation_tokens > 0)
             client = Client()
             with pytest.raises(ApiError) as caught:
-                await answer(services, with_timeout(make_job(2, stream=False), 0.01), client)
+                await answer(services, with_timeout(make_job(2, stream=stream), 0.01), client)
             assert (caught.value.info.status, caught.value.info.code) == (503, "deadline_exceeded")
             assert caught.value.info.headers["Retry-After"] == "1"
             assert client.messages == []
-            streamed = await answer(services, with_timeout(make_job(2), 0.01))
-            (event,) = streamed.data  # the headers were sent when it was admitted
-            assert json.loads(event)["error"]["code"] == "deadline_exceeded"
             assert services.engine.health().num_waiting == 0
             assert services.engine.health().prompt_tokens == 3
-        assert outcomes(services) == {"error": 2}
+        assert outcomes(services) == {"error": 1}
+
+
+async def test_a_deadline_in_the_queue_is_an_error_event_once_a_comment_has_been_sent() -> None:
+    config = EngineConfig(max_num_seqs=1, max_model_len=10**9, stream_credit=10**9)
+    engine, client = FakeEngine(config), Client()
+    first = make_job(max_tokens=(10**8,))
+    async with services_of(engine, ping_seconds=0.01) as services, engine.submit(first.batch):
+        async with anyio.create_task_group() as group:
+            group.start_soon(answer, services, with_timeout(make_job(2), 1000), client)
+            await until(lambda: bool(client.bodies))
+            only(services).fail(deadline_passed())
+        (event,) = client.data
+        assert json.loads(event)["error"]["code"] == "deadline_exceeded"
 
 
 @both_modes
@@ -155,6 +166,25 @@ async def test_a_reader_that_stands_still_is_cut_and_everything_freed() -> None:
         assert services.running.of("") == []
         assert outcomes(services) == {"cancelled": 1}
         assert client.messages == []
+
+
+class BrokenClient(Client):
+    """As hypercorn's send on asyncio, where the kernel has given the connection up."""
+
+    async def send(self, message: Any) -> None:
+        if self.messages:
+            raise TimeoutError(110, "Connection timed out")
+        await super().send(message)
+
+
+@both_modes
+async def test_a_connection_that_the_kernel_has_given_up_is_a_client_that_left(stream: bool) -> None:
+    """Else it would be counted, and logged with a traceback, as an error of the server's."""
+    engine = FakeEngine(EngineConfig())
+    async with services_of(engine) as services:
+        await answer(services, make_job(2, stream=stream, max_tokens=(300,)), BrokenClient())
+        assert outcomes(services) == {"cancelled": 1}
+        assert engine.health().num_running == 0
 
 
 class ShieldedClient(Client):
@@ -208,7 +238,7 @@ async def test_an_engine_that_hangs_fails_every_request(stream: bool) -> None:
 
         async with anyio.create_task_group() as group:
             group.start_soon(ask)
-            await until(lambda: engine.health().generation_tokens > 0)
+            await until(lambda: bool(client.bodies) if stream else engine.health().generation_tokens > 0)
             only(services).fail(EngineDead("it hangs"))
         if stream:
             assert json.loads(client.data[-1])["error"] == {
@@ -254,7 +284,8 @@ async def test_metrics_say_why_choices_ended_and_count_what_was_cut_short() -> N
             group.start_soon(answer, services, make_job(2, max_tokens=(ENDLESS,)), client)
             await until(lambda: bool(client.bodies))
             client.gone.set()
-        await answer(services, make_job(4, max_tokens=(ENDLESS,)))
+        with pytest.raises(ChoiceFailed):
+            await answer(services, make_job(4, stream=False, max_tokens=(ENDLESS,)))
         lines = services.metrics.render().decode().splitlines()
         ends = {line.split('"')[1]: int(float(line.split()[-1])) for line in lines if "ended_total{" in line}
         assert ends == {"stop": 0, "length": 1, "deadline": 0, "cancelled": 4, "error": 4}
