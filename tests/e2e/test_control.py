@@ -17,7 +17,10 @@ from tests.e2e.wire import Wire
 
 MADE = "chorus_generation_tokens_total"
 LATE_STEPS = 12
-"""A step of this model takes a millisecond: on a busy machine the word may come some steps late."""
+"""The word goes from the engine's thread to the loop and back, and counts from the next step on: one step where a step
+takes longer than that trip (tests/engine/test_thread.py has it exactly). This model's takes a millisecond, and the
+interpreter alone may keep the loop's thread waiting for five (sys.getswitchinterval).
+"""
 
 both_modes = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from engine.api import (
+    EndReason,
     EngineDead,
     EngineNotReady,
     EngineOverloaded,
@@ -131,6 +132,37 @@ async def test_health_shows_the_age_of_a_step_that_hangs_and_none_when_idle() ->
             assert second is not None and second >= first
             runner.gate.set()
             assert [t async for update in submission.choices[0] for t in update.token_ids] == expected([1, 2, 3], 10)
+
+
+class SteppedRunner(CheckingRunner):
+    """Each step waits for a permit of its own."""
+
+    permits: threading.Semaphore
+
+    def execute(self, plan: StepPlan) -> list[SampledToken]:
+        assert self.permits.acquire(timeout=30)
+        return super().execute(plan)
+
+
+async def test_an_abort_while_a_step_runs_counts_from_the_next_step_on() -> None:
+    """`within one step`: exactly the step that ran already is made for nothing, and no row of the choice after it."""
+    runner = SteppedRunner()
+    runner.permits = threading.Semaphore(4)
+    async with hosted(EngineThread(EngineConfig(), lambda _: runner)) as engine:
+        await engine.wait_ready()
+        async with engine.submit([request(n=3, max_tokens=20)]) as submission:
+            left, cut, right = submission.choices
+            for _ in range(4):
+                assert [(await anext(stream)).end_reason for stream in submission.choices] == [None] * 3
+            # the thread is in its fifth step now, or about to look into its inbox before it
+            cut.abort(EndReason.CANCELLED)
+            runner.permits.release(100)
+            rest = [update async for update in cut]
+            assert rest[-1].end_reason is EndReason.CANCELLED
+            assert sum(len(update.token_ids) for update in rest) <= 1
+            assert [len([u async for u in stream]) for stream in (left, right)] == [16, 16]
+    rows = [len(plan.sampling_rows) for plan in runner.plans]
+    assert rows in ([3] * 5 + [2] * 15, [3] * 4 + [2] * 16)
 
 
 async def test_leaving_while_a_step_runs_waits_until_the_engine_has_let_go() -> None:
