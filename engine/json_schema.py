@@ -236,6 +236,8 @@ class _Checker:
             raise SchemaError(f"multipleOf is too large (at {pointer}/multipleOf)")
 
     def _check_pattern(self, pointer: str, pattern: str) -> None:
+        if (len(pattern) - len(pattern.rstrip("\\"))) % 2:  # what llguidance puts behind it would be escaped
+            raise SchemaError(f"the pattern ends within an escape (at {pointer})")
         if pattern in _MENDING_PATTERNS:
             return
         self._num_pattern_chars += len(pattern)

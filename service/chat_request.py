@@ -33,6 +33,8 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
     _check_num_messages(len(messages), services)
     tools = tool_use(request, services.parsers)
     constraint = _constraint(request, tools)
+    continues = bool(request.continue_final_message)
+    continued = str(messages[-1].get("content") or "") if continues else ""
     token_ids, tail = await chat_prompt(request, messages, tools, services)
     # what must be complete begins with its first token: no reasoning comes before it
     is_free = constraint is None or isinstance(constraint, api.TriggeredBlocks | api.OpenConstraint)
@@ -51,7 +53,7 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
             may_call=tools is not None,
             named_call=tools is not None and tools.named,
         ),
-        text=_with_parsers(text_rules(request, continues=bool(request.continue_final_message)), tools, reasoning, tail),
+        text=_with_parsers(text_rules(request, continues=continues), tools, reasoning, tail, continued),
         constraint=constraint,
     )
     return make_job(request, plan, [token_ids], services, arrival)
@@ -69,13 +71,16 @@ def _constraint(request: ChatCompletionRequest, tools: ToolUse | None) -> api.Co
     return constraint
 
 
-def _with_parsers(rules: TextRules, tools: ToolUse | None, reasoning: str | None, tail: str) -> TextRules:
+def _with_parsers(
+    rules: TextRules, tools: ToolUse | None, reasoning: str | None, tail: str, continued: str
+) -> TextRules:
+    """tail: the end of the prompt's text. continued: the answer that is to go on, "" for a new one."""
     markers: tuple[str, ...] = () if tools is None else tools.parser.markers
     new_reasoning = None
     if reasoning is not None:
         parser = REASONING_PARSERS[reasoning]
         markers += parser.markers
-        new_reasoning = partial(parser, starts_inside=parser.opened_by(tail))
+        new_reasoning = partial(parser, starts_inside=parser.opened_by(tail) or parser.left_open_by(continued))
 
     def new_parser() -> OutputParser:
         thoughts: ReasoningParser | None = None if new_reasoning is None else new_reasoning()

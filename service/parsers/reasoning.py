@@ -32,6 +32,11 @@ class ReasoningParser(StreamParser):
         """Whether the rendered prompt ends inside an empty block."""
         return prompt.rstrip(WHITESPACE).endswith(cls.opening)
 
+    @classmethod
+    def left_open_by(cls, answer: str) -> bool:
+        """Whether an answer that is to be continued ends inside its block."""
+        return answer.lstrip(WHITESPACE).startswith(cls.opening) and cls.closing not in answer
+
     def _consumed(self, text: str) -> None:
         self._leading.append(text)
 

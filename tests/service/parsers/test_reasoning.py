@@ -91,6 +91,13 @@ def test_whether_the_prompt_has_opened_the_block() -> None:
     assert not think.opened_by("What does <think> mean?<|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_whether_an_answer_that_goes_on_is_inside_the_block() -> None:
+    think = REASONING_PARSERS["think"]
+    assert think.left_open_by("<think>") and think.left_open_by("\n<think>\nSo the")
+    assert not think.left_open_by("<think>a</think>b")
+    assert not think.left_open_by("") and not think.left_open_by("what <think> means")
+
+
 def test_without_parsers_text_is_content() -> None:
     check(
         lambda: OutputParser(None, None),
