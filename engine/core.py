@@ -19,6 +19,9 @@ logger = logging.getLogger("chorus.engine")
 
 _NUM_STEPS_KEPT = 256
 
+_MAX_FORCED = 64
+"""Tokens that a constraint forces in one step; more come with the next."""
+
 # Ends after which a choice is a likely start of the next request (the next turn of its chat).
 _WORTH_CACHING = frozenset({EndReason.STOP, EndReason.LENGTH})
 
@@ -77,10 +80,11 @@ class EngineCore:
             return self._fail(schedule)
         self._record(plan, schedule, time.monotonic() - started)
         self.scheduler.advance(schedule)
-        self.num_prompt_tokens += sum(chunk.num_tokens for chunk in schedule.chunks)
+        self.num_prompt_tokens += sum(chunk.num_tokens for chunk in schedule.chunks if not chunk.prefill.is_forced)
         for prompt, token in zip(scored, sampled[len(drawn) :], strict=True):
             prompt.info.logprobs.append(token.logprobs)
-        updates = [self._book(sequence, token) for sequence, token in zip(drawn, sampled[: len(drawn)], strict=True)]
+        booked = (self._book(sequence, token) for sequence, token in zip(drawn, sampled[: len(drawn)], strict=True))
+        updates = [update for made in booked for update in made]
         updates += [self._end_at_once(sequence) for sequence in schedule.not_drawing]
         self._check_idle()
         return updates
@@ -101,16 +105,34 @@ class EngineCore:
                 num_decode_rows=len(schedule.decodes),
                 num_prefill_rows=len(plan.token_ids) - len(schedule.decodes),
                 segment_rows=tuple(segment.num_rows for segment in plan.segments),
-                num_running=len(self.scheduler.running),
+                num_running=self.scheduler.num_running,
                 num_waiting=sum(len(prefill.sequences) for prefill in self.scheduler.waiting),
             )
         )
 
-    def _book(self, sequence: Sequence, token: SampledToken) -> Update:
+    def _book(self, sequence: Sequence, token: SampledToken) -> list[Update]:
+        """The token that was drawn, and those that its constraint leaves no choice about."""
         error = _error_of(sequence.matcher, token.token_id)
         if error is not None:
             self.scheduler.end(sequence, keep=False)
-            return sequence, ChoiceUpdate(end_reason=EndReason.ERROR, error=error)
+            return [(sequence, ChoiceUpdate(end_reason=EndReason.ERROR, error=error))]
+        updates = [self._append(sequence, token)]
+        while len(updates) <= _MAX_FORCED and (forced := self._forced(sequence)) is not None:
+            sequence.num_ahead += 1
+            updates.append(self._append(sequence, SampledToken(forced)))
+        if sequence.num_ahead and not sequence.ended:
+            self.scheduler.fast_forward(sequence)
+        return updates
+
+    def _forced(self, sequence: Sequence) -> int | None:
+        """The next token of a choice, where it is known without the model and nobody asks how likely it was."""
+        matcher = sequence.matcher
+        if sequence.ended or matcher is None or sequence.params.logprobs is not None:
+            return None
+        forced = matcher.forced() if self.scheduler.has_credit(sequence) else None
+        return forced if forced is not None and matcher.accept(forced) else None
+
+    def _append(self, sequence: Sequence, token: SampledToken) -> Update:
         sequence.output_ids.append(token.token_id)
         sequence.num_posted += 1
         self.num_generation_tokens += 1

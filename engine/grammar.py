@@ -27,7 +27,16 @@ from engine.api import (
     WithoutWords,
 )
 from engine.grammar_source import GrammarConstraint, grammar_source
-from engine.matchers import MAX_WORDS_BYTES, Matcher, TokenBytes, TokenSetMatcher, WordAutomaton, WordMatcher, has
+from engine.matchers import (
+    MAX_WORDS_BYTES,
+    Matcher,
+    TokenBytes,
+    TokenSetMatcher,
+    WordAutomaton,
+    WordMatcher,
+    has,
+    only_one,
+)
 
 logger = logging.getLogger("chorus.engine")
 
@@ -76,6 +85,9 @@ class GrammarMatcher:
         if self._allowed is None:
             self._allowed = self._compute()
         return self._allowed
+
+    def forced(self) -> int | None:
+        return only_one(self.allowed())
 
     def accept(self, token_id: int) -> bool:
         """Go on by a token; False for one that is not allowed."""

@@ -30,9 +30,22 @@ class Matcher(Protocol):
         """The tokens that may come next; it stays as it is until `accept`. None is where `error` says why."""
         ...
 
+    def forced(self) -> int | None:
+        """The token that comes next whatever the model says, where there is but one and the text comes to an end."""
+        ...
+
     def accept(self, token_id: int) -> bool:
         """Go on by a token; False for one that is not allowed."""
         ...
+
+
+def only_one(mask: Mask) -> int | None:
+    """The single token of a set, None for a set of more or none."""
+    words = np.flatnonzero(mask)
+    if len(words) != 1:
+        return None
+    word = int(mask[words[0]])
+    return None if word & (word - 1) else int(words[0]) * 32 + word.bit_length() - 1
 
 
 def has(mask: Mask, token_id: int) -> bool:
@@ -55,6 +68,9 @@ class TokenSetMatcher:
 
     def allowed(self) -> Mask:
         return self._mask
+
+    def forced(self) -> None:
+        return None
 
     def accept(self, token_id: int) -> bool:
         return has(self._mask, token_id)
@@ -157,6 +173,9 @@ class WordMatcher:
 
     def allowed(self) -> Mask:
         return self._automaton.allowed(self._state)
+
+    def forced(self) -> None:
+        return None
 
     def accept(self, token_id: int) -> bool:
         if not has(self.allowed(), token_id):

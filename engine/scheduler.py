@@ -94,6 +94,31 @@ class Scheduler:
             if chunk.starts:
                 self._fork(chunk)
 
+    def has_credit(self, sequence: Sequence) -> bool:
+        """Whether its reader keeps up."""
+        return sequence.has_credit(self._stream_credit)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running) + sum(prefill.is_forced for prefill in self.prefilling)
+
+    def fast_forward(self, sequence: Sequence) -> None:
+        """Compute the tokens that were forced as one chunk, before any prompt's."""
+        kv = sequence.kv
+        assert kv is not None
+        token_ids, num_computed = sequence.token_ids, sequence.num_computed
+        pages = self.cache.allocate(-(-len(token_ids) // PAGE_SIZE) - len(kv.pages))
+        if pages is None:
+            self._preempt(sequence)
+        else:
+            kv.pages += pages
+            self.running.remove(sequence)
+            sequence.kv = None
+            prefill = Prefill(sequence.prompt, token_ids, [sequence], fresh=False, is_forced=True)
+            prefill.kv, prefill.num_computed = kv, num_computed
+            self.prefilling.insert(0, prefill)
+        sequence.num_ahead = 0
+
     def discard(self, schedule: Schedule) -> list[Sequence]:
         """Take all that a failed step was to compute out, and return it; what earlier steps computed stays cached."""
         for sequence in schedule.decodes:
@@ -135,7 +160,7 @@ class Scheduler:
     def _schedule_decodes(self) -> list[Sequence]:
         decodes = []
         for sequence in list(self.running):
-            if sequence.kv is None or not sequence.has_credit(self._stream_credit):
+            if sequence.kv is None or not self.has_credit(sequence):
                 continue
             if self._ensure_slot(sequence, sequence.kv):
                 decodes.append(sequence)
@@ -166,7 +191,7 @@ class Scheduler:
     def _preempt_stalled(self, spare: Sequence | None = None) -> bool:
         """Preempt the newest sequence whose reader is behind."""
         for sequence in reversed(self.running):
-            if sequence is not spare and not sequence.has_credit(self._stream_credit):
+            if sequence is not spare and not self.has_credit(sequence):
                 self._preempt(sequence)
                 return True
         return False
@@ -212,7 +237,7 @@ class Scheduler:
 
         Who has been overtaken as often as there are slots comes first all the same, so that nobody waits for ever.
         """
-        ready = [p for p in self.waiting if p.sequences[0].has_credit(self._stream_credit)]
+        ready = [p for p in self.waiting if self.has_credit(p.sequences[0])]
         if not ready:
             return None
         priority = ready[0].prompt.order[0]
@@ -281,6 +306,7 @@ class Scheduler:
     def _preempt_prefill(self, prefill: Prefill) -> None:
         self.prefilling.remove(prefill)
         self._drop(prefill)
+        prefill.is_forced = False
         self.add(prefill)
 
     def _drop(self, prefill: Prefill) -> None:
@@ -292,8 +318,8 @@ class Scheduler:
     # -- pages
 
     def _retire(self, kv: KVPath, sequence: Sequence, *, keep: bool) -> None:
-        """Give a sequence's pages back. All its tokens but the last drawn one are in them."""
-        computed = sequence.token_ids[:-1] if keep else ()
+        """Give a sequence's pages back."""
+        computed = sequence.token_ids[: sequence.num_computed] if keep else ()
         self._release(kv, computed, sequence.prompt.batch_id)
 
     def _release(self, kv: KVPath, computed: tuple[int, ...], origin: int) -> None:

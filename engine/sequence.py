@@ -69,10 +69,11 @@ class KVPath:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice. While it decodes, `kv` is set and holds all tokens but the last drawn one.
+    """One choice. While it decodes, `kv` is set and holds its first num_computed tokens: all but the last.
 
-    num_posted: updates made so far, against sink.num_taken. matcher: where it stands in its constraint; it goes on when
-    a token is booked, and so takes no notice of preemption.
+    num_ahead: tokens beside that one which its constraint has forced and nothing has computed yet. num_posted: updates
+    made so far, against sink.num_taken. matcher: where it stands in its constraint; it goes on when a token is booked,
+    and so takes no notice of preemption.
     """
 
     prompt: PromptState
@@ -85,6 +86,7 @@ class Sequence:
     kv: KVPath | None = None
     tiles: tuple[int, ...] = ()
     num_posted: int = 0
+    num_ahead: int = 0
     ended: bool = False
 
     @property
@@ -100,6 +102,11 @@ class Sequence:
     def token_ids(self) -> tuple[int, ...]:
         return (*self.prompt.token_ids, *self.output_ids)
 
+    @property
+    def num_computed(self) -> int:
+        """Tokens that `kv` holds while it decodes."""
+        return self.num_tokens - 1 - self.num_ahead
+
     def has_credit(self, limit: int) -> bool:
         return self.num_posted - self.sink.num_taken < limit
 
@@ -108,14 +115,16 @@ class Sequence:
 class Prefill:
     """Tokens to be computed, and the sequences that go on from the last of them.
 
-    A prompt with all its choices (fresh), the choices that an earlier wave left, or one preempted sequence (its
-    prompt and output). While it is under way `kv` is set and num_computed of its tokens are in it.
+    A prompt with all its choices (fresh), the choices that an earlier wave left, or one sequence (its prompt and
+    output) that was preempted or whose constraint forced tokens (is_forced). While it is under way `kv` is set and
+    num_computed of its tokens are in it.
     """
 
     prompt: PromptState
     token_ids: tuple[int, ...]
     sequences: list[Sequence]
     fresh: bool = True
+    is_forced: bool = False
     num_overtaken: int = 0
     kv: KVPath | None = None
     num_computed: int = 0

@@ -342,7 +342,7 @@ class EngineThread:
         cache = core.cache
         self._health = EngineHealth(
             EngineState.READY,
-            num_running=len(core.scheduler.running),
+            num_running=core.scheduler.num_running,
             pages_free=cache.num_free,
             pages_cached=cache.num_cached,
             pages_held=cache.num_held,

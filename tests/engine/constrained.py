@@ -57,6 +57,8 @@ class RandomRunner(CheckingRunner):
 
     def execute(self, plan: StepPlan) -> list[SampledToken]:
         super().execute(plan)
+        if not plan.logit_rows:
+            return []
         rows = []
         for row in plan.logit_rows:
             context = self.context(plan.segments, row, plan.positions[row])

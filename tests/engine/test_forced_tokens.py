@@ -1,0 +1,141 @@
+"""Tokens that a constraint leaves no choice about: taken without a step each, and nobody can tell from the text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from engine.api import Constraint, JsonBlock, JsonBlocks, Regex, SamplingParams
+from engine.core import EngineCore
+from engine.sequence import Prefill
+from tests.engine.constrained import RandomRunner, constrained, prefill_for, schema_of, text_of, violations
+from tests.engine.support import Sink, core_with, greedy, prefill_of, run_to_end
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "temperature_in_degrees": {"type": "integer", "minimum": 0, "maximum": 99},
+        "is_it_raining": {"type": "boolean"},
+        "kind": {"enum": ["a" * 70 + "x", "a" * 70 + "y"]},
+    },
+    "required": ["temperature_in_degrees", "is_it_raining", "kind"],
+    "additionalProperties": False,
+}
+CALL = JsonBlocks(
+    (JsonBlock('<tool_call>\n{"name": "weather", "arguments": ', schema_of(SCHEMA), "}\n</tool_call>"),),
+    "tools",
+    max_blocks=1,
+)
+PROMPT = [7 + k % 90 for k in range(100)]
+
+
+@dataclass
+class Ran:
+    """steps: taken in all. ends: of the choices, in order."""
+
+    texts: list[bytes]
+    token_ids: list[list[int]]
+    ends: list[Any]
+    steps: int
+
+
+def run(core: EngineCore, constraint: Constraint, n: int = 3, **options: Any) -> Ran:
+    prefill: Prefill = prefill_for(PROMPT, [constrained(constraint, seed, **options) for seed in range(n)])
+    sequences = list(prefill.sequences)
+    core.add([prefill])
+    ends: dict[int, Any] = {}
+    before = core.num_steps
+    while core.has_work:
+        for sequence, update in core.step() or ():
+            assert sequence.id not in ends and len(update.token_ids) == 1, "each token has an update of its own"
+            if update.end_reason is not None:
+                ends[sequence.id] = (update.end_reason, update.stop_reason)
+        core.cache.check()
+    ids = [list(sequence.output_ids) for sequence in sequences]
+    return Ran([text_of(s) for s in sequences], ids, [ends[s.id] for s in sequences], core.num_steps - before)
+
+
+@pytest.mark.parametrize(
+    "constraint", [schema_of(SCHEMA), CALL, Regex("[ab]x{150}[cd]", "r")], ids=["json", "call", "long"]
+)
+@pytest.mark.parametrize(
+    ("num_pages", "options"),
+    [
+        (256, {}),
+        (256, {"max_num_batched_tokens": 8, "max_num_seqs": 8}),
+        (256, {"max_num_seqs": 1}),
+        (256, {"enable_prefix_caching": False}),
+        (16, {}),
+        (256, {"stream_credit": 3}),
+    ],
+    ids=["plain", "small steps", "waves", "no cache", "preemption", "little credit"],
+)
+def test_the_text_is_the_one_that_single_steps_give(
+    constraint: Constraint, num_pages: int, options: dict[str, Any]
+) -> None:
+    """Log probabilities ask for a step for each token."""
+    single = run(core_with(RandomRunner(num_pages=256)), constraint, logprobs=0, max_tokens=300)
+    core = core_with(RandomRunner(num_pages=num_pages), **options)
+    for _ in range(2):  # the second time on what the first has left in the cache
+        forced = run(core, constraint, max_tokens=300)
+        assert (forced.token_ids, forced.ends) == (single.token_ids, single.ends)
+    if num_pages == 256 and not options:
+        assert forced.steps < single.steps / 3, (forced.steps, single.steps)
+
+
+def test_what_ends_at_a_forced_token_is_cut_there() -> None:
+    for max_tokens in range(1, 60):
+        single = run(core_with(RandomRunner()), CALL, logprobs=0, n=1, max_tokens=max_tokens)
+        forced = run(core_with(RandomRunner()), CALL, n=1, max_tokens=max_tokens)
+        assert (forced.token_ids, forced.ends) == (single.token_ids, single.ends)
+    stop = single.token_ids[0][12]
+    assert run(core_with(RandomRunner()), CALL, n=1, stop_token_ids=(stop,)).ends == [("stop", stop)]
+
+
+def test_tokens_that_nobody_has_computed_are_not_left_in_the_cache() -> None:
+    """The runner refuses a page that does not hold what the prompt says."""
+    for length in range(50, 90):
+        core = core_with(RandomRunner())
+        prefill = prefill_for(PROMPT[:length], [constrained(CALL, 1, max_tokens=25 + length % 9)])
+        (sequence,) = prefill.sequences
+        core.add([prefill])
+        run_to_end(core)
+        again = prefill_of([*sequence.token_ids, 5, 6], [greedy(2)])
+        core.add([again])
+        run_to_end(core)
+
+
+def test_a_reader_that_is_behind_gets_no_forced_tokens() -> None:
+    sink = Sink(num_taken=0)
+    core = core_with(RandomRunner(), stream_credit=4)
+    prefill = prefill_for(PROMPT, [constrained(CALL, 1)])
+    (sequence,) = prefill.sequences
+    sequence.sink = sink
+    core.add([prefill])
+    while core.step() is not None:
+        pass
+    assert len(sequence.output_ids) <= 5
+    sink.num_taken = 2**60
+    run_to_end(core)
+    assert json.loads(text_of(sequence).removeprefix(b"<tool_call>").removesuffix(b"</tool_call>"))
+
+
+def test_company_that_is_not_constrained_goes_on_meanwhile() -> None:
+    free = SamplingParams(seed=3, max_tokens=20, ignore_eos=True)
+    alone = prefill_of(PROMPT, [free])
+    core = core_with(RandomRunner())
+    core.add([alone])
+    (expected,) = alone.sequences
+    run_to_end(core)
+    both = prefill_for(PROMPT, [free, constrained(CALL, 1), replace(free, seed=4)])
+    (first, call, _) = both.sequences
+    core.add([both])
+    for made in range(1, 20):
+        core.step()
+        assert len(first.output_ids) == made, "a forced run held up another choice"
+    run_to_end(core)
+    assert first.output_ids == expected.output_ids
+    assert violations({}, b'""') == [] and call.ended
