@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from service.detokenizer import IncrementalDetokenizer
 from service.errors import invalid
+from service.infill import infilled
 from service.job import Arrival, Echo, GenerationJob
 from service.lifespan import Services
 from service.requests import Plan, check_common, fan_out_of, in_thread, make_job
@@ -31,10 +32,7 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
     constraint = constraint_of(request)
 
     def encode(tokenizer: Tokenizer) -> tuple[list[list[int]], tuple[Echo, ...]]:
-        encoded = [
-            truncated(tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt, request)
-            for prompt in prompts
-        ]
+        encoded = [_encode(prompt, request, tokenizer) for prompt in prompts]
         if not request.echo:
             return encoded, ()
         with_offsets = request.logprobs is not None
@@ -57,11 +55,21 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
     return make_job(request, plan, token_ids, services, arrival)
 
 
+def _encode(prompt: str | list[int], request: CompletionRequest, tokenizer: Tokenizer) -> list[int]:
+    if request.suffix:
+        token_ids = tokenizer.encode(prompt, add_special_tokens=False) if isinstance(prompt, str) else prompt
+        return infilled(token_ids, request.suffix, tokenizer)
+    token_ids = tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+    return truncated(token_ids, request)
+
+
 def _check_echo(request: CompletionRequest) -> None:
     if request.max_tokens == 0 and not request.echo:
         raise invalid("`max_tokens` 0 makes an answer with `echo` only.", "max_tokens")
     if request.echo and request.truncate_prompt_tokens is not None:
         raise invalid("`truncate_prompt_tokens` leaves out what `echo` is to repeat.", "truncate_prompt_tokens")
+    if request.suffix and (request.echo or request.truncate_prompt_tokens is not None):
+        raise invalid("`suffix` cannot be had with `echo` or `truncate_prompt_tokens`.", "suffix")
 
 
 def _echo(prompt: str | list[int], token_ids: list[int], tokenizer: Tokenizer, with_offsets: bool) -> Echo:

@@ -27,6 +27,9 @@ from service.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
+MAX_PROMPT_LOGPROBS = 500_000
+"""In one answer: some tens of megabytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -76,7 +79,7 @@ def make_job(
 ) -> GenerationJob:
     info, caller = services.engine.info, arrival.caller
     check_constraint(plan.constraint, info)
-    _check_prompt_logprobs(plan.show, info)
+    _check_prompt_logprobs(plan, sum(map(len, prompts)), info)
     for token_ids in prompts:
         _check_prompt(token_ids, plan, info)
         _check_context(len(token_ids), request, plan, info.max_model_len)
@@ -117,11 +120,18 @@ def _priority(wanted: int | None, caller: Caller) -> int:
     return max(given(wanted, 0), given(caller.limits.priority, 0))
 
 
-def _check_prompt_logprobs(show: ShowRules, info: api.EngineInfo) -> None:
-    if show.num_prompt_logprobs is not None and api.Capability.PROMPT_LOGPROBS not in info.capabilities:
-        param = "echo" if show.prompt_logprobs is None else "prompt_logprobs"
+def _check_prompt_logprobs(plan: Plan, num_tokens: int, info: api.EngineInfo) -> None:
+    """num_tokens: of all prompts. Each choice repeats its prompt's, so that answers could grow without bound."""
+    count = plan.show.num_prompt_logprobs
+    if count is None:
+        return
+    param = "echo" if plan.show.prompt_logprobs is None else "prompt_logprobs"
+    if api.Capability.PROMPT_LOGPROBS not in info.capabilities:
         message = f"Unsupported parameter: `{param}`: this engine gives no log probabilities of prompts."
         raise invalid(message, param, "unsupported_parameter")
+    if (total := num_tokens * plan.n * (count + 1)) > MAX_PROMPT_LOGPROBS:
+        message = f"`{param}` asks for {total} log probabilities; at most {MAX_PROMPT_LOGPROBS} are told at once."
+        raise invalid(message, param)
 
 
 def _check_prompt(token_ids: Sequence[int], plan: Plan, info: api.EngineInfo) -> None:

@@ -67,12 +67,19 @@ class ByteTokenizer:
     Tools, before all messages, and calls, behind a content, are JSON.
     """
 
-    vocab_size = 259
+    vocab_size = 262
     strips_leading_space = False
     chat_template = "{{ messages }} {{ tools }} {{ enable_thinking }}"
     model_type: str | None = None
-    special_spellings: frozenset[str] = frozenset()
-    markers: Mapping[str, int] = {"<|eos|>": 256, "<|start|>": 257, "<|end|>": 258}
+    special_spellings = frozenset({"<fim_prefix>", "<fim_suffix>", "<fim_middle>"})
+    markers: Mapping[str, int] = {
+        "<|eos|>": 256,
+        "<|start|>": 257,
+        "<|end|>": 258,
+        "<fim_prefix>": 259,
+        "<fim_suffix>": 260,
+        "<fim_middle>": 261,
+    }
 
     def __init__(self) -> None:
         self._markers_re = re.compile("(" + "|".join(map(re.escape, self.markers)) + ")")

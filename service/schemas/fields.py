@@ -232,7 +232,7 @@ COMPLETION_FIELDS: Mapping[str, FieldRule] = {
     "best_of": _honoured("n to 128: as many are drawn, the n best by mean logprob returned; not streamed"),
     "echo": _honoured("the prompt before each answer; with `logprobs` those of its tokens too"),
     "logprobs": _honoured("0 to 5 likeliest tokens beside the drawn one"),
-    "suffix": _refused("nothing is inserted before a suffix", ""),
+    "suffix": _honoured("what follows the answer, for models whose tokenizer has fill-in-the-middle tokens"),
 }
 
 

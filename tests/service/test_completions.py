@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from engine.fake import FakeEngine
+from service.errors import ApiError
+from service.infill import infilled
+from service.tokenizer import ByteTokenizer
 
 from .apps import SETTINGS, Client, serving
 from .folding import same_both_ways, whole
@@ -49,3 +52,19 @@ def test_echo_puts_the_prompt_before_each_choice_and_stops_in_the_answer_only(cl
             before + choice["text"] for before, choice in zip(texts, plain, strict=True)
         ]
         assert [choice["stop_reason"] for choice in echoed] == [choice["stop_reason"] for choice in plain]
+
+
+def test_an_answer_stands_between_prompt_and_suffix(client: Client) -> None:
+    for prompt in ("kl", [107, 108]):
+        body = BODY | {"prompt": prompt, "suffix": "\u00e9", "return_token_ids": True, "n": 2}
+        for choice in same_both_ways(client, PATH, body):
+            assert choice["prompt_token_ids"] == [259, 107, 108, 260, *"\u00e9".encode(), 261]
+
+
+def test_a_suffix_needs_tokens_for_it() -> None:
+    class Plain(ByteTokenizer):
+        special_spellings = frozenset({"<fim_prefix>", "<fim_suffix>"})
+
+    with pytest.raises(ApiError) as caught:
+        infilled([1], "x", Plain())
+    assert caught.value.info.param == "suffix"

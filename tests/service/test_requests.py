@@ -289,7 +289,9 @@ def test_a_bad_chat_is_refused_by_name(client: Client, fields: dict[str, Any], p
         ({"prompt_logprobs": 21}, "prompt_logprobs", None),
         ({"prompt_logprobs": -1}, "prompt_logprobs", None),
         ({"prompt_logprobs": True}, "prompt_logprobs", None),
-        ({"suffix": "x"}, "suffix", "unsupported_parameter"),
+        ({"suffix": "x", "echo": True}, "suffix", None),
+        ({"suffix": "x", "truncate_prompt_tokens": 3}, "suffix", None),
+        ({"echo": True, "logprobs": 5, "prompt": ["a" * 200] * 5, "n": 100}, "echo", None),
         ({"messages": HELLO}, "messages", "unknown_parameter"),
     ],
 )
