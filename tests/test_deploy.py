@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import stat
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
@@ -25,7 +27,8 @@ BASH = shutil.which("bash") or "/bin/bash"
 
 def pins() -> dict[str, Requirement]:
     """Those that hold on this platform."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    text = re.sub(r" \\\n *", " ", (ROOT / "constraints.txt").read_text())
+    lines = (line.partition(" --hash")[0] for line in text.splitlines())
     pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {canonicalize_name(pin.name): pin for pin in pinned if pin.marker is None or pin.marker.evaluate()}
 
@@ -62,6 +65,41 @@ def test_every_version_is_pinned() -> None:
     assert all(re.fullmatch(r"==[^*]+", str(pin.specifier)) for pin in pinned.values())
     if os.uname().sysname == "Linux":
         assert str(pinned["torch"].specifier).endswith("+cpu")
+
+
+def test_every_pin_but_torch_has_hashes() -> None:
+    """pip checks them, so that no index can slip in another file under a version that was tried."""
+    text = re.sub(r" \\\n *", " ", (ROOT / "constraints.txt").read_text())
+    for line in text.splitlines():
+        if line and not line.startswith(("#", "torch==")):
+            assert re.fullmatch(r"[\w.-]+==\S+( ;.*?)?( --hash=sha256:[0-9a-f]{64})+", line), line
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "said"),
+    [
+        ({"name": "h11", "version": "1", "vulns": []}, 0, "1 of 1 releases asked about, 0 vulnerable"),
+        (
+            {"name": "h11", "version": "1", "vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]},
+            1,
+            "audit: h11 1: CVE-1, fixed in 2",
+        ),
+        ({"name": "h11", "skip_reason": "not found"}, 0, "NOT DONE: none of pypi, osv answers from here"),
+        (None, 0, "NOT DONE: none of pypi, osv answers from here"),
+    ],
+    ids=["clean", "vulnerable", "unknown", "unreachable"],
+)
+def test_the_audit_fails_on_what_is_found_and_says_when_nothing_could_be_asked(
+    tmp_path: Path, answer: object, status: int, said: str
+) -> None:
+    fake = tmp_path / "pip-audit"
+    text = "Traceback" if answer is None else json.dumps({"dependencies": [answer]})
+    fake.write_text(f"#!/bin/sh\necho '{text}'\nexit 1\n")
+    fake.chmod(0o755)
+    command = [sys.executable, ROOT / ".ci" / "audit"]
+    environment = {"PIP_AUDIT": str(fake), "PATH": os.environ["PATH"]}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
 
 
 def test_pins_agree_with_what_the_project_asks_for() -> None:
