@@ -47,6 +47,7 @@ from engine.plan import PAGE_SIZE
 from engine.streams import BufferedChoiceStream
 
 EOS_TOKEN_ID = 256
+EOS_TOKEN_IDS = frozenset({EOS_TOKEN_ID})
 VOCAB_SIZE = 320
 MAX_MODEL_LEN = 4096
 CAPABILITIES = frozenset(
@@ -87,25 +88,26 @@ class _Choice:
     params: SamplingParams
     stream: BufferedChoiceStream
     max_tokens: int
+    stops: frozenset[int]
     num_made: int = 0
 
     @property
     def num_pages(self) -> int:
         return -(-(self.prompt.num_tokens + self.max_tokens) // PAGE_SIZE)
 
-    def make_token(self, rule: TokenRule, eos_token_ids: frozenset[int], logprob_rule: LogprobRule) -> ChoiceUpdate:
+    def make_token(self, rule: TokenRule, logprob_rule: LogprobRule) -> ChoiceUpdate:
         params, position = self.params, self.num_made
         if self.max_tokens == 0:
             return ChoiceUpdate(end_reason=EndReason.LENGTH)
         token_id = rule(params.seed if params.temperature > 0 else 0, position, self.prompt.num_tokens)
         if token_id < 0:
             return ChoiceUpdate(end_reason=EndReason.ERROR, error="the model's output was not finite")
-        stops = set(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
-        token_id = self._allowed(token_id, stops if position < params.min_tokens else set())
+        if params.logit_bias or position < params.min_tokens:
+            token_id = self._allowed(token_id, self.stops if position < params.min_tokens else frozenset())
         self.num_made += 1
         end_reason, stop_reason = None, None
-        if token_id in stops and position >= params.min_tokens:
-            is_eos = token_id in eos_token_ids and not params.ignore_eos
+        if token_id in self.stops and position >= params.min_tokens:
+            is_eos = token_id in EOS_TOKEN_IDS and not params.ignore_eos
             end_reason, stop_reason = EndReason.STOP, None if is_eos else token_id
         elif self.num_made >= self.max_tokens:
             end_reason = EndReason.LENGTH
@@ -114,7 +116,7 @@ class _Choice:
             logprobs = (_logprobs(token_id, logprob_rule(params.seed, position), params.logprobs),)
         return ChoiceUpdate((token_id,), logprobs=logprobs, end_reason=end_reason, stop_reason=stop_reason)
 
-    def _allowed(self, token_id: int, blocked: set[int]) -> int:
+    def _allowed(self, token_id: int, blocked: frozenset[int]) -> int:
         """A token that cannot be drawn gives way to the next letter that can, or to a space."""
         blocked = blocked | {token for token, bias in self.params.logit_bias if bias <= -100}
         forced = [token for token, bias in self.params.logit_bias if bias >= 100]
@@ -182,7 +184,7 @@ class FakeEngine:
             max_model_len=self._max_model_len,
             max_num_seqs=self._config.max_num_seqs,
             vocab_size=VOCAB_SIZE,
-            eos_token_ids=frozenset({EOS_TOKEN_ID}),
+            eos_token_ids=EOS_TOKEN_IDS,
         )
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -341,7 +343,8 @@ class FakeEngine:
         stream = BufferedChoiceStream(
             lambda reason: self._end(choice, ChoiceUpdate(end_reason=reason)), on_taken=self._wake
         )
-        choice = _Choice(prompt, params, stream, self._max_tokens(prompt.request, params))
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else EOS_TOKEN_IDS)
+        choice = _Choice(prompt, params, stream, self._max_tokens(prompt.request, params), stops)
         return choice
 
     async def _advance(self) -> None:
@@ -365,7 +368,7 @@ class FakeEngine:
         for choice in list(self._running):
             if choice.prompt.num_unfilled == 0 and self._has_credit(choice):
                 progress = True
-                update = choice.make_token(self._rule, self.info.eos_token_ids, self._logprob_rule)
+                update = choice.make_token(self._rule, self._logprob_rule)
                 self._generation_tokens += len(update.token_ids)
                 if update.end_reason is None:
                     choice.stream.deliver(update)

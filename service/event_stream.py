@@ -15,7 +15,7 @@ from engine.api import EndReason, EngineError, Submission, TokenPrompt
 from service.choice_text import ChoiceEvent
 from service.errors import ApiError, error_body
 from service.fan_out import FanOut
-from service.generation import generate
+from service.generation import Batch, generate
 from service.logs import log_event
 from service.metrics import Outcome
 from service.presenters import PRESENTERS
@@ -27,9 +27,6 @@ from service.writers import BodyWriter, StreamWriter, Writer
 if TYPE_CHECKING:
     from service.job import GenerationJob
     from service.lifespan import Services
-
-EVENTS_PER_CHOICE = 4
-"""Events that may wait for the writer, per choice; beyond them its stream stays unread, so that the engine waits."""
 
 CLIENT_GONE = 499
 """Logged as the status of a request whose client left before the headers; nginx's number."""
@@ -61,6 +58,7 @@ class GenerationResponse(ASGIResponse):
         self._presenter: Presenter | None = None
         self._failure: Exception | None = None
         self._first_event_at: float | None = None
+        self._last_batch_at = self._started_at
         self._has_started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,16 +106,18 @@ class GenerationResponse(ASGIResponse):
                 if job.stream
                 else BodyWriter(self._start, self._presenter, send)
             )
-            sender, receiver = anyio.create_memory_object_stream[ChoiceEvent](
-                EVENTS_PER_CHOICE * len(submission.choices)
-            )
+            # a batch of each choice may wait for the writer; then its stream stays unread, so that the engine waits
+            sender, receiver = anyio.create_memory_object_stream[Batch](len(submission.choices))
             with receiver:
                 try:
                     async with anyio.create_task_group() as production:
                         running.produce_within(production.cancel_scope)
                         production.start_soon(self._produce, submission, tokenizer, sender, fan_out)
-                        while (batch := await self._next_batch(receiver, services.settings.ping_seconds)) is not None:
+                        pings = anyio.CancelScope()
+                        production.start_soon(self._ping, sender, pings)
+                        while (batch := await self._next_batch(receiver)) is not None:
                             await writer.write(batch)
+                        pings.cancel()
                 except Exception as error:
                     self._failure = error
             self._failure = running.failure or self._failure
@@ -129,34 +129,49 @@ class GenerationResponse(ASGIResponse):
         self,
         submission: Submission,
         tokenizer: Tokenizer,
-        events: MemoryObjectSendStream[ChoiceEvent],
+        events: MemoryObjectSendStream[Batch],
         fan_out: FanOut,
     ) -> None:
         try:
-            await generate(self._job, submission, tokenizer, events, fan_out)
+            await generate(self._job, submission, tokenizer, events, fan_out, self._num_running)
         except Exception as error:
             # the writer learns of it at the events' end: cancelled in the middle of a send it could leave half an event
             self._failure = error
 
-    async def _next_batch(
-        self, events: MemoryObjectReceiveStream[ChoiceEvent], silence: float
-    ) -> list[ChoiceEvent] | None:
-        """All events that wait; none after `silence` seconds without any; None at their end.
+    def _num_running(self) -> int:
+        """A body is not sent piece by piece: its choices need no pace."""
+        return self._services.running.num_choices if self._job.stream else 0
+
+    async def _next_batch(self, events: MemoryObjectReceiveStream[Batch]) -> list[ChoiceEvent] | None:
+        """All events that wait; none if it is time for a ping; None at their end.
 
         Always a checkpoint, for `send` is none once the client has gone, and a loop without any would wedge the server.
         """
-        with anyio.move_on_after(silence):
-            try:
-                batch = [await events.receive()]
-            except anyio.EndOfStream:
-                return None
-            if self._first_event_at is None:
-                self._first_event_at = anyio.current_time()
-            with suppress(anyio.WouldBlock, anyio.EndOfStream):
-                while True:
-                    batch.append(events.receive_nowait())
-            return batch
-        return []
+        try:
+            batch = await events.receive()
+        except anyio.EndOfStream:
+            return None
+        with suppress(anyio.WouldBlock, anyio.EndOfStream):
+            while True:
+                batch += events.receive_nowait()
+        self._last_batch_at = anyio.current_time()
+        if self._first_event_at is None and batch:
+            self._first_event_at = self._last_batch_at
+        return batch
+
+    async def _ping(self, events: MemoryObjectSendStream[Batch], scope: anyio.CancelScope) -> None:
+        """An empty batch whenever there was none for a while. A task of its own: batches are too many for a timer each.
+
+        The writer may be gone, or busy with what it cannot send.
+        """
+        silence = self._services.settings.ping_seconds
+        with scope:
+            while True:
+                await anyio.sleep_until(self._last_batch_at + silence)
+                if anyio.current_time() >= self._last_batch_at + silence:
+                    self._last_batch_at = anyio.current_time()
+                    with suppress(anyio.WouldBlock, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                        events.send_nowait([])
 
     @property
     def _num_prompt_tokens(self) -> int:

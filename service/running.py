@@ -154,6 +154,7 @@ class RunningRequests:
 
     def __init__(self) -> None:
         self._all: dict[RunningRequest, None] = {}
+        self.num_choices = 0
 
     def __iter__(self) -> Iterator[RunningRequest]:
         return iter(list(self._all))
@@ -161,9 +162,11 @@ class RunningRequests:
     @contextmanager
     def registered(self, running: RunningRequest) -> Iterator[None]:
         self._all[running] = None
+        self.num_choices += running.job.num_choices
         try:
             yield
         finally:
+            self.num_choices -= running.job.num_choices
             del self._all[running]
 
     def of(self, owner: str) -> list[RunningRequest]:

@@ -85,9 +85,9 @@ def test_c10_invalid_bytes_do_not_stall_the_stream(scripted: Server) -> None:
 def test_c11_silence_is_filled_with_comments(one_fake: Server) -> None:
     """Every place is taken, so the stream waits; its headers and comments come all the same."""
     with Wire(one_fake) as busy, Wire(one_fake) as waiting:
-        busy.post("/v1/completions", completion(one_fake, n=4, max_tokens=100_000, stream=True))
-        busy.read_head()
-        busy.next_event()
+        # not streamed: one that is gives its places away as soon as its reader is behind
+        busy.post("/v1/completions", completion(one_fake, n=4, max_tokens=100_000))
+        one_fake.wait_metric("chorus_sequences_running", lambda value: value == 4)
         waiting.post("/v1/completions", completion(one_fake, stream=True))
         head = waiting.read_head()
         assert head.headers["cache-control"] == "no-cache" and head.headers["x-accel-buffering"] == "no"

@@ -99,7 +99,8 @@ async def test_logits_that_are_no_numbers_fail_their_choice_and_with_it_its_requ
 
         async with anyio.create_task_group() as group:
             group.start_soon(ask, 1, {})
-            group.start_soon(ask, FAULTY_SEED, {"stream": stream})
+            # long: its sibling shall not have ended before the failure is seen
+            group.start_soon(ask, FAULTY_SEED, {"stream": stream, "max_tokens": 100})
             group.start_soon(ask, FAULTY_SEED - 1, {"fan_out": {"on_error": "isolate"}})
         assert answers[1].json()["choices"] == alone
         failed = error_of(answers[FAULTY_SEED], 500)

@@ -256,8 +256,8 @@ async def test_slow_client_pauses_its_choices_and_then_gets_all_that_waits_in_on
             slow.hold = anyio.Event()
             made, num_sends = engine.health().generation_tokens, len(slow.bodies)
             await answer(services, make_job(max_tokens=(600,)), quick)
-            # per choice: 4 updates in the engine's stream, one in its task, 4 events before the writer, one on its way
-            assert engine.health().generation_tokens - made <= 600 + 2 * 10
+            # per choice: 4 updates in the engine's stream, 4 in its task, 4 before the writer, up to 8 on their way
+            assert engine.health().generation_tokens - made <= 600 + 2 * 20
             slow.hold.set()
         assert len(folded(slow.data)["choices"][1]["text"]) == 400
         assert slow.bodies[num_sends + 1].count(b"data: ") >= 8

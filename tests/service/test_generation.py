@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.fake import FakeEngine, TokenRule
 from service.choice_text import ChoiceEvent, TextRules
 from service.fan_out import FanOut
-from service.generation import generate
+from service.generation import Batch, generate
 from service.job import GenerationJob
 from service.tokenizer import ByteTokenizer
 
@@ -39,13 +39,13 @@ async def events_of(engine: FakeEngine, job: GenerationJob) -> list[ChoiceEvent]
             await engine.wait_ready()
             try:
                 async with engine.submit(job.batch) as submission:
-                    sender, receiver = anyio.create_memory_object_stream[ChoiceEvent](1)
+                    sender, receiver = anyio.create_memory_object_stream[Batch](1)
                     with receiver:
                         async with anyio.create_task_group() as choices:
                             fan_out = FanOut(job, submission.prompts)
-                            choices.start_soon(generate, job, submission, ByteTokenizer(), sender, fan_out)
-                            async for event in receiver:
-                                events.append(event)
+                            choices.start_soon(generate, job, submission, ByteTokenizer(), sender, fan_out, lambda: 0)
+                            async for batch in receiver:
+                                events += batch
             finally:
                 health = engine.health()
                 engine.stop()
