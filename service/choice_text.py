@@ -44,9 +44,9 @@ class TextRules:
     max_calls: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one a token, and a frozen one takes six times as long to make
 class ChoiceEvent:
-    """What one engine update adds to one choice; the last one, and no other, has an end_reason.
+    """What one engine update adds to one choice; the last one, and no other, has an end_reason. Nobody changes it.
 
     index: prompt * n + choice. text: content, may be empty. token_ids: those that count, up to the one that completed a
     stop string. num_tokens: how many, None from an engine that does not say; num_reasoning_tokens: of them.
@@ -89,6 +89,7 @@ class ChoiceText:
         self._parser = rules.new_parser()
         self._entries = TokenEntries(tokenizer)
         self._min_tokens = min_tokens
+        self._is_plain = self._parser.is_plain and not rules.stop
         self._request_id = request_id
         self._num_tokens = 0
         self._num_made = 0  # characters of the detokenised text
@@ -111,6 +112,8 @@ class ChoiceText:
     def _advance(self, update: ChoiceUpdate) -> ChoiceEvent:
         if update.end_reason is EndReason.ERROR:
             raise ChoiceFailed(update.error or "the choice could not go on")
+        if self._is_plain and update.end_reason is None and not update.logprobs and not update.text:
+            return self._plain_event(update.token_ids)
         said = _Said()
         if update.text:
             said.stop = self._feed(update.text, said)
@@ -125,6 +128,14 @@ class ChoiceText:
         return self._event(
             said, update, EndReason.STOP if stopped else update.end_reason, said.stop or update.stop_reason
         )
+
+    def _plain_event(self, token_ids: tuple[int, ...]) -> ChoiceEvent:
+        """What the general way comes to, in a third of its time, where no text is held back or means anything."""
+        text = "".join(map(self._detokenizer.feed, token_ids))
+        self._num_tokens += len(token_ids)
+        self._num_made += len(text)
+        self._num_passed += len(text)
+        return ChoiceEvent(self._index, text, token_ids, len(token_ids))
 
     def _piece(self, update: ChoiceUpdate, position: int) -> str:
         """The text that one token completes."""

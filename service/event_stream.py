@@ -139,8 +139,9 @@ class GenerationResponse(ASGIResponse):
             self._failure = error
 
     def _num_running(self) -> int:
-        """A body is not sent piece by piece: its choices need no pace."""
-        return self._services.running.num_choices if self._job.stream else 0
+        """A body is not sent in pieces, so that its choices need no pace; such as may end by text are to have none."""
+        is_paced = self._job.stream and not self._job.ends_by_text
+        return self._services.running.num_choices if is_paced else 0
 
     async def _next_batch(self, events: MemoryObjectReceiveStream[Batch]) -> list[ChoiceEvent] | None:
         """All events that wait; none if it is time for a ping; None at their end.

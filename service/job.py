@@ -80,6 +80,13 @@ class GenerationJob:
     def num_choices(self) -> int:
         return len(self.batch) * self.n
 
+    @property
+    def ends_by_text(self) -> bool:
+        """What a choice says may end it or others, and the engine does not know: each token is to be seen at once."""
+        rules = self.fan_out
+        steers = rules.stop_after is not None or rules.agree is not None
+        return steers or bool(self.text.stop) or self.text.max_calls is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:

@@ -103,6 +103,10 @@ class Presenter(ABC):
         self._num_completion_tokens = 0
         self._num_reasoning_tokens = 0
         self._called: set[int] = set()
+        show = job.show
+        self._shows_only_text = (
+            show.logprobs is None and not show.token_ids and not show.running_usage and show.tokens_per_chunk == 1
+        )
         self._parts: dict[int, Part] = {}  # of the choices that have had an event
         self._echoed: dict[int, list[TokenEntry]] = {}  # by prompt
 
@@ -144,6 +148,24 @@ class Presenter(ABC):
             chunks += self._chunks(part)
         return chunks
 
+    def adds_only_text(self, event: ChoiceEvent) -> bool:
+        """Whether its one chunk is `text_chunk`; then `count` stands for `chunks`."""
+        if not event.text or not event.num_tokens or event.end_reason is not None or not self._shows_only_text:
+            return False
+        if event.reasoning or event.calls or event.entries:
+            return False
+        part = self._parts.get(event.index)
+        return part is not None and not part.is_first and not part.is_visible
+
+    def text_chunk(self, index: int, text: str) -> Struct:
+        """Nothing of it but the text changes from one to the next."""
+        (chunk,) = self._chunks(Part(index, index, is_first=False, text=text))
+        return chunk
+
+    def count(self, event: ChoiceEvent) -> None:
+        self._num_completion_tokens += event.num_tokens or 0
+        self._num_reasoning_tokens += event.num_reasoning_tokens
+
     def last_chunks(self) -> list[Struct]:
         return [self._usage_chunk(self.usage())] if self._job.include_usage else []
 
@@ -158,8 +180,7 @@ class Presenter(ABC):
         return self._body(kept)
 
     def _add(self, event: ChoiceEvent) -> Part:
-        self._num_completion_tokens += event.num_tokens or 0
-        self._num_reasoning_tokens += event.num_reasoning_tokens
+        self.count(event)
         if event.calls:
             self._called.add(event.index)
         if event.index not in self._parts:

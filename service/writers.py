@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -16,6 +16,9 @@ from service.presenting import Presenter
 
 logger = logging.getLogger("chorus.request")
 encoder = msgspec.json.Encoder()
+
+_HOLE = "\0"
+"""No other value of a chunk is this string."""
 
 Start = Callable[[Send, int | None], Awaitable[None]]
 """Sends status and headers; the number is the body's length where that is known."""
@@ -41,13 +44,33 @@ class StreamWriter:
         self._send = send
         self._request_id = request_id
         self._has_started = False
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     async def write(self, batch: list[ChoiceEvent]) -> None:
-        chunks = [_sse(encoder.encode(chunk)) for event in batch for chunk in self._presenter.chunks(event)]
         # a comment in times of silence keeps proxies from cutting the stream, and lets a hidden disconnect show
-        body = b"".join(chunks) if batch else b": ping\n\n"
+        body = b"".join(self._encoded(batch)) if batch else b": ping\n\n"
         if body:
             await self._send_body(body, more=True)
+
+    def _encoded(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
+        presenter = self._presenter
+        for event in batch:
+            if presenter.adds_only_text(event):
+                presenter.count(event)
+                before, after = self._frames.get(event.index) or self._frame(event.index)
+                yield before
+                yield encoder.encode(event.text)
+                yield after
+            else:
+                for chunk in presenter.chunks(event):
+                    yield _sse(encoder.encode(chunk))
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text in the chunks of a choice that bring nothing else."""
+        chunk = _sse(encoder.encode(self._presenter.text_chunk(index, _HOLE)))
+        before, _, after = chunk.partition(encoder.encode(_HOLE))
+        self._frames[index] = before, after
+        return before, after
 
     async def end(self, failure: Exception | None) -> None:
         if failure is None:

@@ -15,6 +15,11 @@ class OutputParser:
         self._tools = tools
 
     @property
+    def is_plain(self) -> bool:
+        """All text is content, and comes out at once."""
+        return self._reasoning is None and self._tools is None
+
+    @property
     def num_held(self) -> int:
         """Characters of the text that have not come out as anything yet, and may."""
         return sum(parser.num_held for parser in (self._reasoning, self._tools) if parser is not None)

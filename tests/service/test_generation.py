@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from engine.api import ChoiceFailed, EndReason, EngineDead, Request, SamplingParams, TokenPrompt
+from engine.api import ChoiceFailed, ChoiceUpdate, EndReason, EngineDead, Request, SamplingParams, TokenPrompt
 from engine.config import EngineConfig
 from engine.fake import FakeEngine, TokenRule
-from service.choice_text import ChoiceEvent, TextRules
+from service.choice_text import ChoiceEvent, ChoiceText, TextRules
+from service.detokenizer import StopStrings
 from service.fan_out import FanOut
 from service.generation import Batch, generate
 from service.job import GenerationJob
@@ -135,3 +136,17 @@ async def test_dead_engine_is_raised_as_itself() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await events_of(FakeEngine(EngineConfig(), rule=dies), make_job(2))
     assert caught.group_contains(EngineDead, match="out of memory")
+
+
+def test_plain_text_has_the_same_events_as_text_with_stop_strings_that_never_come() -> None:
+    tokens = [*"grün, ".encode(), 257, *"日本".encode(), 0xFF, *b"x", 256]
+    updates = [ChoiceUpdate((token,)) for token in tokens[:-3]] + [
+        ChoiceUpdate(tuple(tokens[-3:-1])),
+        ChoiceUpdate((tokens[-1],), end_reason=EndReason.STOP),
+    ]
+    both = []
+    for stop in ((), ("\0",)):
+        choice = ChoiceText(0, ByteTokenizer(), TextRules(stop=stop), StopStrings(stop), 0)
+        both.append([choice.advance(update) for update in updates])
+    assert both[0] == both[1]
+    assert "".join(event.text for event in both[0]) == "grün, 日本\ufffdx"
