@@ -249,7 +249,8 @@ class Request:
 
     priority: lower runs first. owner: who shares the engine fairly with other owners. cache_namespace: prefixes are
     shared within one namespace only. prompt_logprobs: None for none, k for those of the prompt's tokens and of the k
-    best in their places; such a prompt is computed whole, whatever the cache has.
+    best in their places; such a prompt is computed whole, whatever the cache has. checked: what has to compile although
+    no choice is held to it, on engines that have constraints.
     """
 
     model: str
@@ -259,6 +260,7 @@ class Request:
     owner: str = ""
     cache_namespace: str = ""
     prompt_logprobs: int | None = None
+    checked: tuple[Constraint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,12 +179,15 @@ class EngineThread:
     async def _compile(self, batch: Sequence[Request]) -> dict[Constraint, Matcher]:
         """A matcher at its start for each constraint of the batch; without any, nothing is awaited."""
         choices = (params for request in batch for params in request.choices)
-        constraints = list(dict.fromkeys(p.constraint for p in choices if p.constraint is not None))
+        enforced = [params.constraint for params in choices if params.constraint is not None]
+        constraints = list(dict.fromkeys([*enforced, *(one for request in batch for one in request.checked)]))
         if not constraints:
             return {}
         self._raise_unless_ready()
         compiler = self._compiler
         if compiler is None:
+            if not enforced:
+                return {}
             raise UnsupportedByEngine(Capability.CONSTRAINTS)
         return await anyio.to_thread.run_sync(compiler.compile_all, constraints, limiter=self._compile_limiter)
 

@@ -55,6 +55,7 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
         ),
         text=_with_parsers(text_rules(request, continues=continues), tools, reasoning, tail, continued),
         constraint=constraint,
+        checked=() if tools is None else tools.checked,
     )
     return make_job(request, plan, [token_ids], services, arrival)
 

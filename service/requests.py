@@ -45,6 +45,7 @@ class Plan:
     show: ShowRules
     text: TextRules
     constraint: api.Constraint | None
+    checked: tuple[api.Constraint, ...] = ()
 
 
 def check_common(request: SamplingFields, services: Services, fields: Mapping[str, FieldRule]) -> None:
@@ -93,6 +94,7 @@ def make_job(
         owner=caller.owner,
         cache_namespace=caller.owner if request.cache_salt is None else f"{caller.owner}\0{request.cache_salt}",
         prompt_logprobs=plan.show.num_prompt_logprobs,
+        checked=plan.checked,
     )
     return GenerationJob(
         kind=plan.kind,

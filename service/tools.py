@@ -19,7 +19,8 @@ from service.structured import schema_text
 class ToolUse:
     """shown: for the template. callable: those that count as calls. max_calls: of one choice. forced: the constraint
     that makes the model call, None where it may. guided: that which holds the calls it makes by itself to the schemas
-    of strict tools, None where there are none or nothing shows where a call begins. named: the client said which one.
+    of strict tools, None where there are none or nothing shows where a call begins; then checked are the schemas that
+    would have to be kept. named: the client said which one.
     """
 
     shown: tuple[Mapping[str, object], ...]
@@ -28,6 +29,7 @@ class ToolUse:
     max_calls: int | None
     forced: JsonBlocks | None = None
     guided: TriggeredBlocks | None = None
+    checked: tuple[JsonSchema, ...] = ()
     named: bool = False
 
     def new_parser(self) -> ToolParser:
@@ -60,14 +62,16 @@ def tool_use(request: ChatCompletionRequest, parsers: ModelParsers) -> ToolUse |
         raise _no_calls("tools")
     max_calls = 1 if named or request.parallel_tool_calls is False else None
     blocks = [_block(place, function, CALL_FORMS[family]) for place, function in callable_] if must_call else []
-    is_guided = not must_call and any(function.strict for _, function in callable_)
+    strict = [] if must_call else [(place, function) for place, function in callable_ if function.strict]
+    guided = _guided(callable_, family, parsers, max_calls) if strict else None
     return ToolUse(
         shown=tuple(_shown(tool.function) for tool in tools),
         callable=tuple(Tool(function.name, function.parameters or {}) for _, function in callable_),
         parser=TOOL_PARSERS[family],
         max_calls=max_calls,
         forced=_forced(blocks, CALL_FORMS[family], max_calls) if blocks else None,
-        guided=_guided(callable_, family, parsers, max_calls) if is_guided else None,
+        guided=guided,
+        checked=() if guided is not None else tuple(_schema(place, function) for place, function in strict),
         named=named,
     )
 
@@ -104,12 +108,15 @@ def _shown(function: FunctionSpec) -> Mapping[str, object]:
 
 
 def _block(place: int, function: FunctionSpec, form: CallForm) -> JsonBlock:
+    return JsonBlock(form.before.format(function.name), _schema(place, function), form.after)
+
+
+def _schema(place: int, function: FunctionSpec) -> JsonSchema:
     param = f"tools[{place}].function.parameters"
     schema = {"type": "object", "properties": {}} if function.parameters is None else function.parameters
     if schema.get("type", "object") != "object":
         raise invalid(f"`{param}` must be the schema of an object.", param)
-    text = schema_text({"type": "object", **schema}, param)
-    return JsonBlock(form.before.format(function.name), JsonSchema(text, param), form.after)
+    return JsonSchema(schema_text({"type": "object", **schema}, param), param)
 
 
 def _guided(

@@ -217,8 +217,8 @@ CHAT_FIELDS: Mapping[str, FieldRule] = {
         "the schema of its arguments: for the template, and enforced in required, named and strict calls"
     ),
     "tools[function].function.strict": _honoured(
-        "true: calls that the model makes by itself follow the schema too, if it marks them as hermes does "
-        "(`<tool_call>`)"
+        "true: the schema is checked, and calls that the model makes by itself follow it too, if it marks them as "
+        "hermes does (`<tool_call>`)"
     ),
     "tools[custom]": _refused(_CUSTOM),
     "top_logprobs": _honoured("0 to 20; needs `logprobs`"),

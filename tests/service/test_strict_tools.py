@@ -113,5 +113,17 @@ def test_a_schema_that_cannot_be_kept_is_400_with_its_place(client: Client, sche
     check_error(response, 400, "tools[1].function.parameters")
 
 
+def test_where_calls_have_no_marker_a_strict_schema_is_checked_all_the_same(client: Client) -> None:
+    services = client.app.state.services
+    before = services.parsers
+    services.parsers = replace(before, tools="pythonic")
+    try:
+        bad = {"type": "function", "function": {"name": "bad", "parameters": {"not": {}}, "strict": True}}
+        check_error(client.post(CHAT, json=BODY | {"tools": [LOOSE, bad]}), 400, "tools[1].function.parameters")
+        assert whole(client, CHAT, BODY | {"tools": [STRICT, LOOSE]})["choices"]
+    finally:
+        services.parsers = before
+
+
 def test_what_else_says_what_the_text_may_be_is_refused(client: Client) -> None:
     check_error(client.post(CHAT, json=BODY | {"bad_words": ["x"]}), 400, "bad_words")
