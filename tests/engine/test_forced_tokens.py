@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from engine.api import Constraint, JsonBlock, JsonBlocks, Regex, SamplingParams
+from engine.api import Constraint, EndReason, JsonBlock, JsonBlocks, Regex, SamplingParams
 from engine.core import EngineCore
 from engine.sequence import Prefill
 from tests.engine.constrained import RandomRunner, constrained, prefill_for, schema_of, text_of, violations
@@ -139,3 +140,47 @@ def test_company_that_is_not_constrained_goes_on_meanwhile() -> None:
     run_to_end(core)
     assert first.output_ids == expected.output_ids
     assert violations({}, b'""') == [] and call.ended
+
+
+def request_of(rng: random.Random, number: int) -> Prefill:
+    prompt = [7 + rng.randrange(3) for _ in range(rng.choice([3, 40, 64, 90]))]
+    kinds: list[Constraint | None] = [CALL, schema_of(SCHEMA), Regex("[ab]x{90}[cd]", "r"), None]
+    constraint = rng.choice(kinds)
+    params = [constrained(constraint, 10 * number + k, max_tokens=rng.randint(1, 90)) for k in range(rng.randint(1, 3))]
+    prefill = prefill_for(prompt, params)
+    state = replace(prefill.prompt, num_logprobs=rng.choice([None, None, 0, 3]))
+    for sequence in prefill.sequences:
+        sequence.prompt = state
+    return replace(prefill, prompt=state)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_crowd_in_little_memory_gives_each_what_it_gives_alone(seed: int) -> None:
+    """Forced runs, scored prompts, preemption, waves and aborts at once; the runner checks every page."""
+    options = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
+    core = core_with(RandomRunner(num_pages=13), **options)
+    crowd = [request_of(random.Random(100 * seed + k), k) for k in range(12)]
+    members = [list(prefill.sequences) for prefill in crowd]
+    rng = random.Random(seed)
+    waiting, aborted = list(crowd), set()
+    while waiting or core.has_work:
+        if waiting and rng.random() < 0.3:
+            core.add([waiting.pop()])
+        core.step()
+        core.cache.check()
+        if rng.random() < 0.02:
+            victim = rng.choice(members[rng.randrange(12)])
+            if victim.output_ids and core.abort(victim, EndReason.CANCELLED) is not None:
+                aborted.add(victim.id)
+    for number, sequences in enumerate(members):
+        alone = request_of(random.Random(100 * seed + number), number)
+        expected = list(alone.sequences)
+        single = core_with(RandomRunner(num_pages=64))
+        single.add([alone])
+        run_to_end(single)
+        assert crowd[number].prompt.info.logprobs == alone.prompt.info.logprobs
+        for ours, theirs in zip(sequences, expected, strict=True):
+            if ours.id in aborted:
+                assert theirs.output_ids[: len(ours.output_ids)] == ours.output_ids
+            else:
+                assert ours.output_ids == theirs.output_ids
