@@ -124,6 +124,21 @@ def test_a_reader_that_is_behind_gets_no_forced_tokens() -> None:
     assert json.loads(text_of(sequence).removeprefix(b"<tool_call>").removesuffix(b"</tool_call>"))
 
 
+def test_a_long_prompt_does_not_hold_up_a_forced_run() -> None:
+    core = core_with(RandomRunner(num_pages=256), max_num_batched_tokens=32, max_num_seqs=8)
+    alone = run(core, CALL, n=1).steps
+    call = prefill_for(PROMPT[:64], [constrained(CALL, 0)])
+    (sequence,) = call.sequences
+    core.add([call])
+    while not sequence.output_ids:
+        core.step()
+    core.add([prefill_of([7 + k % 80 for k in range(2500)], [greedy(1)])])
+    for _ in range(2 * alone):
+        core.step()
+    assert sequence.ended
+    run_to_end(core)
+
+
 def test_company_that_is_not_constrained_goes_on_meanwhile() -> None:
     free = SamplingParams(seed=3, max_tokens=20, ignore_eos=True)
     alone = prefill_of(PROMPT, [free])
