@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from engine.config import EngineConfig, ModelLoadError
 from engine.model_files import find_model
+from engine.packed_weights import write_packed
 
 logger = logging.getLogger("chorus.model")
 
@@ -147,6 +148,8 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
 def convert_gguf(gguf: Path, folder: Path) -> None:
     """Write `gguf` into the empty `folder` as bfloat16 safetensors with config, generation config and tokenizer.
 
+    Beside them go the file's own blocks, where the native step can compute from them (`engine.packed_weights`).
+
     Raises OSError when it cannot be written, ModelLoadError when it cannot be read.
     """
     source: dict[str, Any] = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
@@ -168,6 +171,8 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     try:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        num_heads: int = config.num_attention_heads
+        write_packed(gguf, folder, num_heads, getattr(config, "num_key_value_heads", None) or num_heads)
     except OSError:
         raise
     except Exception as exc:  # safetensors reports a full disk as an error of its own

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint16, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_size_t, c_uint16, c_void_p
 from functools import cache
 from pathlib import Path
 
-_AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2"})
+_AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
 VARIANTS: dict[str, frozenset[str]] = {
@@ -17,6 +17,9 @@ VARIANTS: dict[str, frozenset[str]] = {
     "avx2": _AVX2,
 }
 """Name to the processor flags it was compiled for (pyproject.toml holds the compiler's), the fastest first."""
+
+PHASES = ("prepare", "queries, keys, values", "attention", "output", "mlp", "logits", "sampling")
+"""What a step's time is spent on, in the order of phases.h."""
 
 _MESSAGE_SIZE = 256
 
@@ -83,6 +86,8 @@ def load_library(path: Path) -> ctypes.CDLL:
     message = (c_char_p, c_size_t)
     library.chorus_create.argtypes = [POINTER(Shape), c_int, c_int, POINTER(c_void_p), *message]
     library.chorus_load.argtypes = [c_void_p, c_char_p, c_int, c_void_p, c_int, c_int, *message]
+    library.chorus_load_packed.argtypes = [c_void_p, c_char_p, c_int, c_char_p, c_void_p, c_int, c_int, *message]
+    library.chorus_check_packed.argtypes = [c_void_p]
     library.chorus_execute.argtypes = [c_void_p, POINTER(Plan), *message]
     library.chorus_destroy.argtypes = [c_void_p]
     library.chorus_destroy.restype = None
@@ -90,6 +95,8 @@ def load_library(path: Path) -> ctypes.CDLL:
     library.chorus_logits.restype = POINTER(c_float)
     library.chorus_pool.argtypes = [c_void_p, POINTER(c_size_t)]
     library.chorus_pool.restype = POINTER(c_uint16)
+    library.chorus_phases.argtypes = [c_void_p]
+    library.chorus_phases.restype = POINTER(c_double)
     return library
 
 
@@ -115,6 +122,15 @@ class NativeEngine:
         status = self._library.chorus_load(self._handle, name.encode(), layer, data, rows, columns, *self._to_message())
         self._check(status)
 
+    def load_packed(self, name: str, layer: int, packing: str, blocks: int, rows: int, columns: int) -> None:
+        """The same parameter as blocks of a GGUF type (Q4_0, Q4_1, Q8_0), which stand at address `blocks`."""
+        names = (name.encode(), layer, packing.encode())
+        self._check(self._library.chorus_load_packed(self._handle, *names, blocks, rows, columns, *self._to_message()))
+
+    def check_packed(self) -> int:
+        """Drop the blocks of matrices that are not, bit for bit, what was loaded; how many matrices stay packed."""
+        return int(self._library.chorus_check_packed(self._handle))
+
     def execute(self, plan: Plan) -> None:
         self._check(self._library.chorus_execute(self._handle, plan, *self._to_message()))
 
@@ -127,6 +143,10 @@ class NativeEngine:
         """The KV pool, [layer][page][kv head][keys, values], and its number of bfloat16 elements."""
         size = c_size_t()
         return self._library.chorus_pool(self._handle, size), size.value
+
+    def phases(self) -> dict[str, float]:
+        """Seconds that the last step spent on each of PHASES."""
+        return dict(zip(PHASES, self._library.chorus_phases(self._handle)[: len(PHASES)], strict=True))
 
     def _to_message(self) -> tuple[ctypes.Array[ctypes.c_char], int]:
         return self._message, _MESSAGE_SIZE

@@ -58,6 +58,17 @@ CHORUS_API int chorus_load(void* engine, const char* name, int layer, const chor
                    [&] { static_cast<Engine*>(engine)->weights.load(name, layer, data, rows, columns); });
 }
 
+/** The same parameter once more, as blocks of a GGUF type. */
+CHORUS_API int chorus_load_packed(void* engine, const char* name, int layer, const char* type,
+                                  const std::uint8_t* blocks, int rows, int columns, char* message, std::size_t size) {
+    return guarded(message, size, [&] {
+        static_cast<Engine*>(engine)->weights.load_packed(name, layer, type, blocks, rows, columns);
+    });
+}
+
+/** How many matrices are packed, once all that are not equal to their panels have been dropped. */
+CHORUS_API int chorus_check_packed(void* engine) { return static_cast<Engine*>(engine)->weights.check_packed(); }
+
 CHORUS_API int chorus_execute(void* engine, const chorus::Plan* plan, char* message, std::size_t size) {
     return guarded(message, size, [&] { static_cast<Engine*>(engine)->step->execute(*plan); });
 }
@@ -73,3 +84,6 @@ CHORUS_API chorus::bf16* chorus_pool(void* engine, std::size_t* elements) {
     *elements = static_cast<Engine*>(engine)->step->pool_size();
     return static_cast<Engine*>(engine)->step->pool();
 }
+
+/** Seconds that the last step spent in each phase, [Phases::kCount]. */
+CHORUS_API const double* chorus_phases(void* engine) { return static_cast<Engine*>(engine)->step->phases().seconds(); }

@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.model import LoadedModel
 from engine.native.binding import NativeEngine, Shape, find_variant, library_path
 from engine.native.plan_arrays import PlanArrays
+from engine.packed_weights import BLOCK_BYTES, read_packed
 from engine.plan import SampledToken, StepPlan
 
 ARCHITECTURES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
@@ -98,6 +99,18 @@ class NativeRunner:
             self.engine.load(
                 name, layer, matrix.data_ptr(), matrix.shape[0], matrix.shape[1] if matrix.dim() > 1 else 1
             )
+
+        self.num_packed = self._load_packed(loaded.path)
+
+    def _load_packed(self, folder: Path) -> int:
+        """Give the step the file's own blocks as well, where there are some; how many matrices it computes from."""
+        found = False
+        for name, layer, packing, blocks in read_packed(folder):
+            rows, row_bytes = blocks.shape
+            columns = row_bytes // BLOCK_BYTES[packing] * 32
+            self.engine.load_packed(name, layer, packing, blocks.ctypes.data, rows, columns)
+            found = True
+        return self.engine.check_packed() if found else 0
 
     def execute(self, plan: StepPlan) -> list[SampledToken]:
         """Raises ValueError, before anything is written, for a plan that reaches outside model, pool or batch."""

@@ -20,6 +20,15 @@ inline int load_word(const bf16* p) {
     std::memcpy(&word, p, sizeof word);
     return word;
 }
+inline float half_to_float(const std::uint8_t* p) {
+    std::uint16_t half;
+    std::memcpy(&half, p, sizeof half);
+    return _cvtsh_ss(half);
+}
+inline void store_half(std::uint8_t* p, float x) {
+    const std::uint16_t half = _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+    std::memcpy(p, &half, sizeof half);
+}
 inline float to_float(bf16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x) << 16); }
 
 #if defined(__AVX512F__)
@@ -40,6 +49,28 @@ inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F16 load_bf16(const bf16* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
+
+/** Sixteen IEEE half floats. */
+inline F16 load_half(const std::uint8_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+/** x[0], x[0], x[1], x[1] .. x[7]; the same of x[8] .. x[15]. */
+inline F16 double_lower(F16 x) {
+    return {_mm512_permutexvar_ps(_mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7), x.v)};
+}
+inline F16 double_upper(F16 x) {
+    return {_mm512_permutexvar_ps(_mm512_setr_epi32(8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15), x.v)};
+}
+inline F16 load_int8(const std::uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+/** Sixteen words of eight nibbles; nibbles() are those from bit `shift` on, as numbers. */
+struct CodeWords {
+    __m512i v;
+};
+inline CodeWords load_words(const std::uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline F16 nibbles(CodeWords x, int shift) {  // a permutation looks at four bits of its index, so it can look them up
+    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(x.v, unsigned(shift)), numbers)};
 }
 
 /** Bit i: a[i] >= b[i]. */
@@ -76,6 +107,32 @@ inline F16 max(F16 a, F16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(
 inline __m256 widen(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
 inline F16 load_bf16(const bf16* p) {
     return {widen(_mm_loadu_si128((const __m128i*)p)), widen(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+
+inline F16 load_half(const std::uint8_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
+}
+inline F16 double_each(__m256 x) {
+    return {_mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
+            _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7))};
+}
+inline F16 double_lower(F16 x) { return double_each(x.lo); }
+inline F16 double_upper(F16 x) { return double_each(x.hi); }
+inline F16 load_int8(const std::uint8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
+}
+struct CodeWords {
+    __m256i lo, hi;
+};
+inline CodeWords load_words(const std::uint8_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
+}
+inline F16 nibbles(CodeWords x, int shift) {
+    const __m256i mask = _mm256_set1_epi32(15);
+    return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(x.lo, shift), mask)),
+            _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(x.hi, shift), mask))};
 }
 
 inline std::uint32_t greater_equal(F16 a, F16 b) {
@@ -156,6 +213,8 @@ inline ColumnPairs splat_pair(const bf16* p) { return {_mm512_set1_epi32(load_wo
 inline F16 dot2(F16 acc, ColumnPairs a, ColumnPairs b) {
     return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)};
 }
+/** Columns 0 .. 7, then 8 .. 15, each as (k, k + 1), rounded. */
+inline ColumnPairs round_pairs(F16 left, F16 right) { return {(__m512i)_mm512_cvtne2ps_pbh(right.v, left.v)}; }
 constexpr int kMaxRows = 12;
 
 #else
@@ -192,6 +251,11 @@ inline ColumnPairs splat_pair(const bf16* p) {
 }
 constexpr int kMaxRows = 2;
 #endif
+inline ColumnPairs round_pairs(F16 left, F16 right) {
+    alignas(64) bf16 rounded[32];
+    store_bf16(rounded, left), store_bf16(rounded + 16, right);
+    return load_pairs(rounded);
+}
 inline F16 dot2(F16 acc, ColumnPairs a, ColumnPairs b) { return fma(a.odd, b.odd, fma(a.even, b.even, acc)); }
 
 #endif

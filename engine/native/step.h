@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "phases.h"
 #include "plan.h"
 #include "sampler.h"
 #include "team.h"
@@ -29,9 +30,13 @@ public:
     /** Throws std::invalid_argument, before anything is written, for a plan that PlanCheck refuses. */
     void execute(const Plan& plan) {
         check_.check(plan);
+        phases_.start();
         prepare(plan);
         team_.run([&](int thread) { run(plan, thread); });
     }
+
+    /** Where the last step's time went. */
+    const Phases& phases() const { return phases_; }
 
     const float* logits() const { return logits_.data(); }
     int logits_width() const { return Sampler::width(s.vocab); }
@@ -69,6 +74,7 @@ private:
             w.embed(plan.token_ids[row], residual(row));
             turn(plan.positions[row], rotary(row));
         });
+        if (thread == 0) phases_.end(Phase::Prepare);
         const int last = s.num_layers - 1;
         for (int layer = 0; layer < last; ++layer) {
             project_qkv(plan, layer, rows_, plan.num_rows, thread);
@@ -82,10 +88,12 @@ private:
         });
         finish_layer(last, last_attention_, last_residual_.data(), thread);
         compute_logits(plan.num_logit_rows, thread);
+        if (thread == 0) phases_.end(Phase::Logits);
         team_.for_each(thread, plan.num_samples, Deal::InOrder, [&](int i) {
             const float* logits = logits_.data() + std::int64_t(plan.samples[i].logits_row) * logits_width();
             samplers_[thread].sample(plan.samples[i], logits, plan, plan.results[i]);
         });
+        if (thread == 0) phases_.end(Phase::Sampling);
     }
 
     float* residual(std::int64_t row) const { return residual_.data() + row * s.hidden; }
@@ -139,9 +147,18 @@ private:
     /** A [rows][stride(k)] times B, `width` neighbouring panels at a time. finish(first row, rows, unit, tile) takes
        each tile of [rows][width * 32] as soon as it is there. */
     template <class Finish>
-    void product(const bf16* a, int num_rows, int k, const bf16* b, int num_panels, int width, int thread,
-                 Finish&& finish) {
-        const int num_units = num_panels / width, num_chunks = (num_rows + kChunkRows - 1) / kChunkRows;
+    void product(const bf16* a, int num_rows, const Matrix& b, int width, int thread, Finish&& finish) {
+        const int k = b.k, num_units = b.columns / kColumns / width;
+        if (b.packed && num_rows <= PackedMatrix::kMaxRows) {
+            team_.for_each(thread, num_units, Deal::Contiguous, [&](int unit) {
+                alignas(64) float tile[PackedMatrix::kMaxRows * kMaxHeadDim];
+                for (int i = 0; i < width; ++i)
+                    b.packed.multiply(num_rows, {a, stride(k)}, unit * width + i, tile + i * kColumns, width * kColumns);
+                finish(0, num_rows, unit, tile);
+            });
+            return;
+        }
+        const int num_chunks = (num_rows + kChunkRows - 1) / kChunkRows;
         team_.for_each(thread, num_chunks * num_units, Deal::Contiguous, [&](int item) {
             const int unit = item % num_units, chunk = item / num_units;
             const int begin = num_rows * chunk / num_chunks, end = num_rows * (chunk + 1) / num_chunks;
@@ -153,7 +170,7 @@ private:
                 const int count = begin + (end - begin) * (block + 1) / num_blocks - first;
                 const RowBlock rows{a + std::int64_t{first} * stride(k), stride(k)};
                 for (int i = 0; i < width; ++i) {
-                    const bf16* panel = b + (std::int64_t{unit} * width + i) * panel_size;
+                    const bf16* panel = b.panels + (std::int64_t{unit} * width + i) * panel_size;
                     const Prefetch next = next_panel(panel + panel_size, panel_size, count, block, num_blocks);
                     multiply(count, rows, {&panel, 1, k / 2}, tile + i * kColumns, width * kColumns, next);
                 }
@@ -196,7 +213,8 @@ private:
                 }
             }
         };
-        product(normed_.data(), plan.num_rows, s.hidden, l.qkv, s.qkv_panels(), width, thread, finish);
+        product(normed_.data(), plan.num_rows, l.qkv, width, thread, finish);
+        if (thread == 0) phases_.end(Phase::Queries);
     }
 
     static void add(float* x, const float* y, int count) {
@@ -249,13 +267,15 @@ private:
                 store_bf16(out, silu(load(tile)) * load(tile + 16));
             }
         };
-        const int hidden_panels = s.hidden / kColumns, gate_panels = s.intermediate / 16;
         attention.run(team_, thread,
                       {kv_layer(layer), q_.data(), context_.data(), stride(heads_width()), windows_[layer]});
-        product(context_.data(), num_rows, heads_width(), l.output, hidden_panels, 1, thread, add_to_residual);
+        if (thread == 0) phases_.end(Phase::Attention);
+        product(context_.data(), num_rows, l.output, 1, thread, add_to_residual);
+        if (thread == 0) phases_.end(Phase::Output);
         normalise(residual, num_rows, l.mlp_norm, thread);
-        product(normed_.data(), num_rows, s.hidden, l.gate_up, gate_panels, 1, thread, gate_up);
-        product(gated_.data(), num_rows, s.intermediate, l.down, hidden_panels, 1, thread, add_to_residual);
+        product(normed_.data(), num_rows, l.gate_up, 1, thread, gate_up);
+        product(gated_.data(), num_rows, l.down, 1, thread, add_to_residual);
+        if (thread == 0) phases_.end(Phase::Mlp);
     }
 
     /** x / (1 + e^-x). Below -80 it is 0 for all that floats can tell. */
@@ -272,13 +292,14 @@ private:
             }
         };
         normalise(last_residual_.data(), num_rows, w.final_norm, thread);
-        product(normed_.data(), num_rows, s.hidden, w.lm_head, s.vocab_panels(), 1, thread, finish);
+        product(normed_.data(), num_rows, w.lm_head, 1, thread, finish);
     }
 
     const Shape s;
     const Weights& w;
     const std::int64_t num_pages_;
     PlanCheck check_;
+    Phases phases_;
     Team team_;
     Attention attention_, last_attention_;  // of all rows; of the rows whose logits are wanted
     std::vector<Sampler> samplers_;         // one per thread

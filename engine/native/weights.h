@@ -10,6 +10,7 @@
 
 #include "kernel.h"
 #include "memory.h"
+#include "packed.h"
 
 namespace chorus {
 
@@ -46,8 +47,24 @@ inline int rotary_dim(const Shape& s, int panel, int column) {
     return panel * 16 + column % 16 + (column < 16 ? 0 : s.head_dim / 2);
 }
 
+/** The column of d's place: rotary_dim read backwards. */
+inline int rotary_column(const Shape& s, int dim) {
+    const int in_half = dim % (s.head_dim / 2);
+    return in_half / 16 * kColumns + in_half % 16 + (dim < s.head_dim / 2 ? 0 : 16);
+}
+
+/** B of a product, in panels; also in the bits of its file where it came from a quantized one. */
+struct Matrix {
+    bf16* panels = nullptr;
+    int k = 0, columns = 0;
+    PackedMatrix packed;
+
+    /** The panel that holds a column. */
+    bf16* panel_of(std::int64_t column) const { return panels + column / kColumns * kColumns * k; }
+};
+
 struct Layer {
-    bf16 *qkv, *output, *gate_up, *down;
+    Matrix qkv, output, gate_up, down;
     float *attention_norm, *mlp_norm, *qkv_bias, *q_norm, *k_norm;
 };
 
@@ -61,48 +78,71 @@ public:
         const std::size_t head = n(s.vocab_panels() * kColumns, s.hidden);
         matrices_.reserve(n(s.num_layers, layer) + head + (s.tied ? 0 : n(s.vocab, s.hidden)));
         vectors_.reserve(n(s.num_layers, 2 * s.hidden + qkv + 2 * s.head_dim) + s.hidden);
-        bf16* matrix = matrices_.data();
+        bf16* panels = matrices_.data();
         float* vector = vectors_.data();
         const auto take = [](auto*& from, std::size_t count) { return std::exchange(from, from + count); };
+        const auto matrix = [&](int columns, int k) { return Matrix{take(panels, n(columns, k)), k, columns, {}}; };
         for (int i = 0; i < s.num_layers; ++i) {
             Layer& l = layers.emplace_back();
-            l.qkv = take(matrix, n(qkv, s.hidden));
-            l.output = take(matrix, n(s.hidden, heads));
-            l.gate_up = take(matrix, n(2 * s.intermediate, s.hidden));
-            l.down = take(matrix, n(s.hidden, s.intermediate));
+            l.qkv = matrix(qkv, s.hidden);
+            l.output = matrix(s.hidden, heads);
+            l.gate_up = matrix(2 * s.intermediate, s.hidden);
+            l.down = matrix(s.hidden, s.intermediate);
             l.attention_norm = take(vector, s.hidden);
             l.mlp_norm = take(vector, s.hidden);
             l.qkv_bias = take(vector, qkv);
             l.q_norm = take(vector, s.head_dim);
             l.k_norm = take(vector, s.head_dim);
         }
-        lm_head = take(matrix, head);
-        embedding_ = s.tied ? nullptr : take(matrix, n(s.vocab, s.hidden));
+        lm_head = matrix(s.vocab_panels() * kColumns, s.hidden);
+        std::fill_n(lm_head.panel_of(s.vocab - 1), kColumns * s.hidden, bf16{0});  // not all of it is a token's
+        embedding_ = s.tied ? nullptr : take(panels, n(s.vocab, s.hidden));
         final_norm = take(vector, s.hidden);
     }
 
     /** Pack one parameter, named as in its Hugging Face module; data is [rows, columns] row-major. */
     void load(const std::string& name, int layer, const bf16* data, int rows, int columns) {
-        if (name == "embed_tokens") return load_embedding(data, rows, columns);
-        if (name == "lm_head") return load_head(data, rows, columns);
+        if (name == "embed_tokens" && !s.tied) return load_embedding(data, rows, columns);
         if (name == "norm") return load_vector(final_norm, data, rows, columns, s.hidden, [](int i) { return i; });
-        if (layer < 0 || layer >= s.num_layers) throw std::invalid_argument("no such layer");
-        Layer& l = layers[layer];
+        Layer& l = at(layer);
         const auto same = [](int i) { return i; };
         const auto head_order = [this](int i) { return rotary_dim(s, i / kColumns, i % kColumns); };
         if (name == "input_layernorm") return load_vector(l.attention_norm, data, rows, columns, s.hidden, same);
         if (name == "post_attention_layernorm") return load_vector(l.mlp_norm, data, rows, columns, s.hidden, same);
         if (name == "q_norm") return load_vector(l.q_norm, data, rows, columns, s.head_dim, head_order);
         if (name == "k_norm") return load_vector(l.k_norm, data, rows, columns, s.head_dim, head_order);
-        if (name == "q_proj") return load_heads(l, data, rows, columns, 0, s.num_heads, true);
-        if (name == "k_proj") return load_heads(l, data, rows, columns, s.num_heads, s.num_kv_heads, true);
-        if (name == "v_proj")
-            return load_heads(l, data, rows, columns, s.num_heads + s.num_kv_heads, s.num_kv_heads, false);
-        if (name == "o_proj") return load_matrix(l.output, data, rows, columns, s.hidden, s.num_heads * s.head_dim);
-        if (name == "down_proj") return load_matrix(l.down, data, rows, columns, s.hidden, s.intermediate);
-        if (name == "gate_proj") return load_gated(l, data, rows, columns, 0);
-        if (name == "up_proj") return load_gated(l, data, rows, columns, 16);
-        throw std::invalid_argument("no parameter of this model is called " + name);
+        if (columns == 1 && s.qkv_bias) {
+            return each_column(name, layer, rows, s.hidden, [&](const Matrix&, int column, int row) {
+                l.qkv_bias[column] = to_float(data[row]);
+            });
+        }
+        each_column(name, layer, rows, columns, [&](const Matrix& matrix, int column, int row) {
+            pack_column(matrix, column, data + std::int64_t{row} * columns);
+        });
+    }
+
+    /** Keep a matrix that `load` has packed also as the file has it: blocks of a GGUF `type`, [rows][row_bytes]. */
+    void load_packed(const std::string& name, int layer, const std::string& type, const std::uint8_t* blocks, int rows,
+                     int columns) {
+        if (name == "embed_tokens" && !s.tied) return;  // no matrix of a product
+        const std::int64_t row_bytes = PackedMatrix::row_bytes(type, columns);
+        each_column(name, layer, rows, columns, [&](Matrix& matrix, int column, int row) {
+            matrix.packed.add(type, column, blocks + row * row_bytes, matrix.k, matrix.columns);
+        });
+    }
+
+    /** Drop what is packed in part, or is not the same bit for bit; the number of matrices that stay packed. */
+    int check_packed() {
+        int count = 0;
+        const auto check = [&](Matrix& matrix, int columns) {
+            if (!matrix.packed.holds(matrix.panels, columns)) matrix.packed = PackedMatrix();
+            count += matrix.packed ? 1 : 0;
+        };
+        for (Layer& l : layers) {
+            for (Matrix* matrix : {&l.qkv, &l.output, &l.gate_up, &l.down}) check(*matrix, matrix->columns);
+        }
+        check(lm_head, s.vocab);
+        return count;
     }
 
     /** x[hidden] = the embedding of a token. A tied model reads it out of the head's panels. */
@@ -112,7 +152,7 @@ public:
             for (int i = 0; i < s.hidden; i += 16) store(x + i, load_bf16(row + i));
             return;
         }
-        const bf16* column = panel_of(lm_head, token, s.hidden) + token % kColumns * 2;
+        const bf16* column = lm_head.panel_of(token) + token % kColumns * 2;
         for (int i = 0; i < s.hidden; i += 2, column += 2 * kColumns) {
             x[i] = to_float(column[0]);
             x[i + 1] = to_float(column[1]);
@@ -121,7 +161,7 @@ public:
 
     const Shape s;
     std::vector<Layer> layers;
-    bf16* lm_head;
+    Matrix lm_head;
     float* final_norm;
 
 private:
@@ -129,20 +169,39 @@ private:
         if (!fits) throw std::invalid_argument("a parameter has the wrong shape");
     }
 
-    /** The panel that holds a column of a matrix with k rows. */
-    static bf16* panel_of(bf16* matrix, std::int64_t column, int k) {
-        return matrix + column / kColumns * kColumns * k;
+    Layer& at(int layer) {
+        if (layer < 0 || layer >= s.num_layers) throw std::invalid_argument("no such layer");
+        return layers[layer];
     }
 
-    /** One column of a matrix with k rows. */
-    static void pack_column(bf16* matrix, int column, const bf16* data, int k) {
-        bf16* to = panel_of(matrix, column, k) + column % kColumns * 2;
-        for (int i = 0; i < k; i += 2, to += 2 * kColumns) std::memcpy(to, data + i, 2 * sizeof(bf16));
+    /** put(matrix, column, row) for every row of a matrix parameter, which is a column of a product's B. */
+    template <class Put>
+    void each_column(const std::string& name, int layer, int rows, int k, Put&& put) {
+        Layer& l = at(layer);
+        const int q_rows = s.num_heads * s.head_dim, kv_rows = s.num_kv_heads * s.head_dim;
+        const auto each = [&](Matrix& matrix, int want_rows, auto&& column_of) {
+            expect(rows == want_rows && k == matrix.k);
+            for (int row = 0; row < rows; ++row) put(matrix, column_of(row), row);
+        };
+        const auto same = [](int row) { return row; };
+        const auto heads = [&](int count, int first) {
+            each(l.qkv, count, [&](int row) { return first + row - row % s.head_dim + rotary_column(s, row % s.head_dim); });
+        };
+        if (name == "q_proj") return heads(q_rows, 0);
+        if (name == "k_proj") return heads(kv_rows, q_rows);
+        if (name == "v_proj") return each(l.qkv, kv_rows, [&](int row) { return q_rows + kv_rows + row; });
+        if (name == "o_proj") return each(l.output, s.hidden, same);
+        if (name == "down_proj") return each(l.down, s.hidden, same);
+        // Gate goes to columns 0 .. 15 of each panel, up to 16 .. 31.
+        if (name == "gate_proj") return each(l.gate_up, s.intermediate, [](int row) { return row + row / 16 * 16; });
+        if (name == "up_proj") return each(l.gate_up, s.intermediate, [](int row) { return row + row / 16 * 16 + 16; });
+        if (name == "lm_head" || name == "embed_tokens") return each(lm_head, s.vocab, same);
+        throw std::invalid_argument("no parameter of this model is called " + name);
     }
 
-    static void load_matrix(bf16* to, const bf16* data, int rows, int columns, int want_rows, int want_columns) {
-        expect(rows == want_rows && columns == want_columns);
-        for (int row = 0; row < rows; ++row) pack_column(to, row, data + std::int64_t{row} * columns, columns);
+    static void pack_column(const Matrix& matrix, int column, const bf16* data) {
+        bf16* to = matrix.panel_of(column) + column % kColumns * 2;
+        for (int i = 0; i < matrix.k; i += 2, to += 2 * kColumns) std::memcpy(to, data + i, 2 * sizeof(bf16));
     }
 
     template <class Order>
@@ -151,37 +210,7 @@ private:
         for (int i = 0; i < size; ++i) to[i] = to_float(data[order(i)]);
     }
 
-    /** Heads first .. first + count - 1 of the qkv columns; a matrix, or its bias when it has one column. */
-    void load_heads(Layer& l, const bf16* data, int rows, int columns, int first, int count, bool rotary) {
-        expect(rows == count * s.head_dim && (columns == s.hidden || (columns == 1 && s.qkv_bias)));
-        for (int i = 0; i < rows; ++i) {
-            const int in_head = i % s.head_dim, column = first * s.head_dim + i;
-            const int row = rotary ? i - in_head + rotary_dim(s, in_head / kColumns, in_head % kColumns) : i;
-            if (columns == 1) {
-                l.qkv_bias[column] = to_float(data[row]);
-            } else {
-                pack_column(l.qkv, column, data + std::int64_t{row} * columns, columns);
-            }
-        }
-    }
-
-    /** Gate goes to columns 0 .. 15 of each panel, up to 16 .. 31. */
-    void load_gated(Layer& l, const bf16* data, int rows, int columns, int first) {
-        expect(rows == s.intermediate && columns == s.hidden);
-        for (int row = 0; row < rows; ++row) {
-            const int column = row / 16 * kColumns + row % 16 + first;
-            pack_column(l.gate_up, column, data + std::int64_t{row} * columns, columns);
-        }
-    }
-
-    void load_head(const bf16* data, int rows, int columns) {
-        load_matrix(lm_head, data, rows, columns, s.vocab, s.hidden);
-        const std::vector<bf16> zeros(s.hidden, bf16{0});
-        for (int i = s.vocab; i < s.vocab_panels() * kColumns; ++i) pack_column(lm_head, i, zeros.data(), s.hidden);
-    }
-
     void load_embedding(const bf16* data, int rows, int columns) {
-        if (s.tied) return load_head(data, rows, columns);
         expect(rows == s.vocab && columns == s.hidden);
         std::copy_n(data, std::int64_t{rows} * columns, embedding_);
     }

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, SmolLM3Conf
 
 from engine.config import EngineConfig, ModelLoadError
 from engine.model import convert_gguf, load_model, resolve_device, resolve_dtype, resolve_model
+from engine.native.runner import NativeRunner, unsupported_reason
 from tests.engine.families import FAMILIES, save_family
 from tests.engine.tiny_gguf import SPECIAL_TOKENS, write_tiny_gguf
 
@@ -201,3 +202,11 @@ def test_default_model_is_whole(default_model_dir: Path, model_cache_dir: Path) 
     tokens = tokenizer(text, return_tensors="pt", add_special_tokens=False)
     output = loaded.model.generate(**tokens, max_new_tokens=12, do_sample=False)
     assert "Paris" in tokenizer.decode(output[0, tokens["input_ids"].shape[1] :])
+
+
+def test_a_conversion_keeps_the_blocks_that_the_native_step_computes_from(default_model_dir: Path) -> None:
+    loaded = load_model(default_model_dir, "bfloat16", "cpu")
+    if unsupported_reason(loaded.model, loaded.dtype) is not None:
+        pytest.skip("the native step does not run here")
+    runner = NativeRunner(loaded, num_pages=1, max_model_len=64, num_threads=1)
+    assert runner.num_packed == 30 * 4 + 1, "not all matrices of the file are those of the converted model"
