@@ -17,7 +17,8 @@ class EngineConfig:
     dtype: auto (bfloat16 where the processor is fast at it, else float32), float32, bfloat16, float16.
     runner: auto, native or torch. max_model_len: None for the model's own. kv_cache_bytes: None for a share of memory.
     max_queued_seqs: choices that may wait beyond those that run. max_queued_tokens: prompt tokens of all that is
-    admitted. stream_credit: updates a reader may be behind.
+    admitted. stream_credit: updates a reader may be behind. num_speculative_tokens: how many tokens of a single choice
+    may be guessed from its text and computed in one step (where the runner is bitwise); 0 for none.
     """
 
     model: str | None = None
@@ -34,6 +35,7 @@ class EngineConfig:
     max_queued_tokens: int = 262_144
     kv_cache_bytes: int | None = None
     enable_prefix_caching: bool = True
+    num_speculative_tokens: int = 7
     stream_credit: int = 64
     num_threads: int | None = None
     release_timeout: float = 5.0

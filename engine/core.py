@@ -37,9 +37,12 @@ class EngineCore:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             stream_credit=config.stream_credit,
+            num_speculative_tokens=config.num_speculative_tokens if runner.bitwise else 0,
         )
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
         self.num_steps = 0
         self.step_seconds = 0.0
         self.steps: deque[StepRecord] = deque(maxlen=_NUM_STEPS_KEPT)
@@ -83,8 +86,11 @@ class EngineCore:
         self.num_prompt_tokens += sum(chunk.num_tokens for chunk in schedule.chunks if not chunk.prefill.is_forced)
         for prompt, token in zip(scored, sampled[len(drawn) :], strict=True):
             prompt.info.logprobs.append(token.logprobs)
-        booked = (self._book(sequence, token) for sequence, token in zip(drawn, sampled[: len(drawn)], strict=True))
-        updates = [update for made in booked for update in made]
+        if schedule.draft:
+            updates = self._book_draft(drawn[0], schedule.draft, sampled)
+        else:
+            booked = (self._book(sequence, token) for sequence, token in zip(drawn, sampled[: len(drawn)], strict=True))
+            updates = [update for made in booked for update in made]
         updates += [self._end_at_once(sequence) for sequence in schedule.not_drawing]
         self._check_idle()
         return updates
@@ -102,13 +108,28 @@ class EngineCore:
             StepRecord(
                 number=self.num_steps,
                 seconds=seconds,
-                num_decode_rows=len(schedule.decodes),
-                num_prefill_rows=len(plan.token_ids) - len(schedule.decodes),
+                num_decode_rows=len(schedule.decodes) + len(schedule.draft),
+                num_prefill_rows=len(plan.token_ids) - len(schedule.decodes) - len(schedule.draft),
                 segment_rows=tuple(segment.num_rows for segment in plan.segments),
                 num_running=self.scheduler.num_running,
                 num_waiting=sum(len(prefill.sequences) for prefill in self.scheduler.waiting),
             )
         )
+
+    def _book_draft(self, sequence: Sequence, draft: tuple[int, ...], sampled: list[SampledToken]) -> list[Update]:
+        """What was drawn, up to the first token that was not foreseen: the rows after it are of another text."""
+        updates: list[Update] = []
+        num_accepted = 0
+        for token, guess in zip(sampled, (*draft, None), strict=True):
+            updates += self._book(sequence, token)
+            if sequence.ended or token.token_id != guess:
+                break
+            num_accepted += 1
+        assert sequence.drafter is not None
+        sequence.drafter.learn(len(draft), num_accepted, self.scheduler.num_speculative_tokens)
+        self.num_draft_tokens += len(draft)
+        self.num_accepted_tokens += num_accepted
+        return updates
 
     def _book(self, sequence: Sequence, token: SampledToken) -> list[Update]:
         """The token that was drawn, and those that its constraint leaves no choice about."""

@@ -17,16 +17,23 @@ _CERTAIN = 1e30
 
 
 def build_plan(schedule: Schedule, eos_token_ids: frozenset[int]) -> tuple[StepPlan, list[Sequence], list[PromptState]]:
-    """The plan, the sequences that its first sampling rows draw for, and the prompts that the others tell of."""
+    """The plan, the sequences that its first sampling rows draw for, and the prompts that the others tell of.
+
+    A draft's rows are drawn for too, each as if what was guessed before it were true.
+    """
     plan = StepPlan(copies=schedule.copies)
     drawn: list[Sequence] = []
     scored: list[tuple[PromptState, SamplingRow]] = []
     decodes = sorted(schedule.decodes, key=lambda sequence: (sequence.tiles, sequence.id))
     for row, sequence in enumerate(decodes):
-        _add_decode(plan, sequence)
-        _add_draw(plan, sequence, row, eos_token_ids)
-        drawn.append(sequence)
-    _add_shared_segments(plan, decodes, 0, len(decodes), 0)
+        _add_decode(plan, sequence, schedule.draft)
+        for ahead in range(len(schedule.draft) + 1):
+            _add_draw(plan, sequence, row + ahead, eos_token_ids, schedule.draft[:ahead])
+            drawn.append(sequence)
+    if schedule.draft:
+        _add_own_rest(plan, decodes[0], 0, 0, len(schedule.draft))
+    else:
+        _add_shared_segments(plan, decodes, 0, len(decodes), 0)
     for chunk in schedule.chunks:
         scored += _add_chunk(plan, chunk)
         for sequence in chunk.drawing:
@@ -40,13 +47,13 @@ def _slot(kv: KVPath, position: int) -> int:
     return kv.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
 
 
-def _add_decode(plan: StepPlan, sequence: Sequence) -> None:
+def _add_decode(plan: StepPlan, sequence: Sequence, draft: tuple[int, ...]) -> None:
     assert sequence.kv is not None
-    position = sequence.num_tokens - 1
-    plan.logit_rows.append(len(plan.token_ids))
-    plan.token_ids.append(sequence.output_ids[-1])
-    plan.positions.append(position)
-    plan.slots.append(_slot(sequence.kv, position))
+    for position, token_id in enumerate((sequence.output_ids[-1], *draft), sequence.num_tokens - 1):
+        plan.logit_rows.append(len(plan.token_ids))
+        plan.token_ids.append(token_id)
+        plan.positions.append(position)
+        plan.slots.append(_slot(sequence.kv, position))
 
 
 def _add_shared_segments(plan: StepPlan, decodes: List[Sequence], first: int, stop: int, depth: int) -> None:
@@ -80,12 +87,12 @@ def _common_depth(decodes: List[Sequence], first: int, end: int, depth: int) -> 
     return depth
 
 
-def _add_own_rest(plan: StepPlan, sequence: Sequence, row: int, depth: int) -> None:
+def _add_own_rest(plan: StepPlan, sequence: Sequence, row: int, depth: int, num_drafted: int = 0) -> None:
     assert sequence.kv is not None
     base = depth * KEY_TILE
-    num_keys = sequence.num_tokens - base
+    num_keys = sequence.num_tokens + num_drafted - base
     pages = sequence.kv.pages[depth * PAGES_PER_TILE :]
-    plan.segments.append(AttentionSegment(row, 1, base, num_keys, pages, causal=False))
+    plan.segments.append(AttentionSegment(row, 1 + num_drafted, base, num_keys, pages, causal=num_drafted > 0))
 
 
 def _add_chunk(plan: StepPlan, chunk: Chunk) -> list[tuple[PromptState, SamplingRow]]:
@@ -120,10 +127,18 @@ def _add_scored(plan: StepPlan, chunk: Chunk, first_row: int) -> list[tuple[Prom
     return rows
 
 
-def _add_draw(plan: StepPlan, sequence: Sequence, logits_row: int, eos_token_ids: frozenset[int]) -> None:
+def _add_draw(
+    plan: StepPlan,
+    sequence: Sequence,
+    logits_row: int,
+    eos_token_ids: frozenset[int],
+    guessed: tuple[int, ...] = (),
+) -> None:
+    """guessed: tokens that are taken to follow the sequence's own."""
     params = sequence.params
+    output_ids = [*sequence.output_ids, *guessed] if guessed else sequence.output_ids
     blocked: tuple[int, ...] = ()
-    if len(sequence.output_ids) < params.min_tokens:
+    if len(output_ids) < params.min_tokens:
         blocked = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
     allowed = None
     if sequence.matcher is not None:
@@ -131,10 +146,10 @@ def _add_draw(plan: StepPlan, sequence: Sequence, logits_row: int, eos_token_ids
     plan.sampling_rows.append(
         SamplingRow(
             logits_row=logits_row,
-            position=sequence.num_tokens,
+            position=sequence.num_tokens + len(guessed),
             params=params,
             prompt_ids=sequence.prompt.token_ids,
-            output_ids=sequence.output_ids,
+            output_ids=output_ids,
             blocked_ids=blocked,
             allowed=allowed,
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from engine.kv_cache import KVCache, path_pages
 from engine.plan import PAGE_SIZE
 from engine.sequence import KVPath, Prefill, Sequence
+from engine.speculation import Drafter
 
 MAX_SCORED_ROWS = 256
 """Rows of prompts in one step whose log probabilities are wanted: each takes a float for every token there is."""
@@ -37,11 +38,15 @@ class Chunk:
 
 @dataclass(slots=True)
 class Schedule:
-    """One step's work. copies: (source, target) pages of earlier forks, due before the step writes anything."""
+    """One step's work. copies: (source, target) pages of earlier forks, due before the step writes anything.
+
+    draft: tokens guessed for a sequence that is alone, to be computed beside its last one.
+    """
 
     decodes: list[Sequence]
     chunks: list[Chunk]
     copies: list[tuple[int, int]]
+    draft: tuple[int, ...] = ()
 
     @property
     def not_drawing(self) -> list[Sequence]:
@@ -50,7 +55,15 @@ class Schedule:
 
 
 class Scheduler:
-    def __init__(self, cache: KVCache, *, max_num_seqs: int, max_num_batched_tokens: int, stream_credit: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        stream_credit: int,
+        num_speculative_tokens: int = 0,
+    ) -> None:
         """max_num_batched_tokens is raised to max_num_seqs, so that every running sequence fits into a step."""
         self.cache = cache
         self.waiting: list[Prefill] = []
@@ -59,6 +72,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
         self._stream_credit = stream_credit
+        self.num_speculative_tokens = num_speculative_tokens
         self._copies: dict[int, int] = {}  # target page -> source page
 
     @property
@@ -85,7 +99,8 @@ class Scheduler:
                 self._choose_starts(chunk)
         copies = [(source, target) for target, source in self._copies.items()]
         self._copies.clear()
-        return Schedule(decodes, chunks, copies)
+        draft = self._draft(decodes[0]) if len(decodes) == 1 and not chunks else ()
+        return Schedule(decodes, chunks, copies, draft)
 
     def advance(self, schedule: Schedule) -> None:
         """Book what the step has computed: prompts that are complete become shared segments with a fork per choice."""
@@ -175,6 +190,20 @@ class Scheduler:
                 return False
         kv.pages += pages
         return True
+
+    def _draft(self, sequence: Sequence) -> tuple[int, ...]:
+        """A guess at what follows the last token, with pages for it. A constraint's masks would depend on the guess."""
+        kv, room = sequence.kv, sequence.max_tokens - len(sequence.output_ids) - 1
+        limit = min(self.num_speculative_tokens, room)
+        if kv is None or limit <= 0 or sequence.matcher is not None:
+            return ()
+        if sequence.drafter is None:
+            sequence.drafter = Drafter()
+        draft = sequence.drafter.draft(sequence.prompt.token_ids, sequence.output_ids, limit)
+        missing = -(-(sequence.num_tokens + len(draft)) // PAGE_SIZE) - len(kv.pages)
+        if missing > 0:
+            kv.pages += self.cache.allocate(missing) or []
+        return draft[: len(kv.pages) * PAGE_SIZE - sequence.num_tokens]
 
     def _preempt_for(self, sequence: Sequence) -> bool:
         """Free memory for `sequence`; False when it was the newest and has been preempted itself."""

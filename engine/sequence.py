@@ -10,6 +10,7 @@ from engine.api import ChoiceUpdate, PromptInfo, SamplingParams
 from engine.kv_cache import Segment
 from engine.matchers import Matcher
 from engine.plan import KEY_TILE, PAGE_SIZE
+from engine.speculation import Drafter
 
 PAGES_PER_TILE = KEY_TILE // PAGE_SIZE
 
@@ -87,6 +88,7 @@ class Sequence:
     tiles: tuple[int, ...] = ()
     num_posted: int = 0
     num_ahead: int = 0
+    drafter: Drafter | None = None
     ended: bool = False
 
     @property

@@ -87,6 +87,11 @@ class Settings:
     enable_prefix_caching: bool = _setting(
         _DEFAULTS.enable_prefix_caching, switch, "keep keys and values of ended requests for prompts that begin alike"
     )
+    num_speculative_tokens: int = _setting(
+        _DEFAULTS.num_speculative_tokens,
+        integer(0),
+        "tokens guessed from the text of a single choice and computed in one step (the same answers, sooner)",
+    )
     stream_credit: int = _setting(
         _DEFAULTS.stream_credit, integer(1), "engine steps that a stream's reader may be behind before it waits"
     )

@@ -140,6 +140,7 @@ def test_every_value_reaches_the_server_as_it_was_given() -> None:
         "max_queued_tokens": 2**20,
         "kv_cache_bytes": 2**35,
         "enable_prefix_caching": False,
+        "num_speculative_tokens": 3,
         "stream_credit": 128,
         "num_threads": 4,
         "release_timeout": 2.5,

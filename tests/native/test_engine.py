@@ -104,3 +104,28 @@ def test_logprobs_of_a_prompt_are_the_same_bits_however_it_is_computed(num_pages
     generate(core, [PROMPT, *COMPANY[:1]], CHOICES[:2])
     for _ in range(2):  # with the cache warm too
         assert _scored(core) == once
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.02, "logprobs": 2},
+        {"temperature": 0.05, "frequency_penalty": 0.01, "min_tokens": 90},
+    ],
+    ids=["greedy", "logprobs", "penalties"],
+)
+def test_guessed_tokens_change_no_bit(options: dict[str, Any]) -> None:
+    """A tiny model soon repeats itself, so many guesses are right and many are not."""
+    prompt = tokens(60, seed=8) * 4
+    params = SamplingParams(seed=3, max_tokens=180, ignore_eos=True, **options)
+
+    def answer(num_speculative_tokens: int) -> tuple[list[object], EngineCore]:
+        core = _core(runner_of("llama"), num_speculative_tokens=num_speculative_tokens)
+        core.add([prefill_of(prompt, [params])])
+        return [update for _ in range(200) if core.has_work for _, update in core.step() or ()], core
+
+    plain, _ = answer(0)
+    guessed, core = answer(7)
+    assert guessed == plain
+    assert 0 < core.num_accepted_tokens < core.num_draft_tokens
