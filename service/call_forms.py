@@ -1,8 +1,9 @@
 # ruff: noqa: RUF001 (the bars in DeepSeek's markers are not ASCII)
-"""How families write calls whose arguments are JSON: what a model is held to that must call."""
+"""How families write calls whose arguments are JSON: what a model is held to that must call, and is shown again."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -19,6 +20,11 @@ class CallForm:
     start: str = ""
     end: str = ""
     trigger: str = ""
+
+    def written(self, calls: Sequence[tuple[str, str]]) -> str:
+        """calls: names and arguments, as JSON."""
+        texts = [f"{self.before.format(name)}{arguments}{self.after}" for name, arguments in calls]
+        return self.start + self.separator.join(texts) + self.end
 
 
 COMMON_FORM = "hermes"

@@ -44,7 +44,7 @@ def _variables(request: ChatCompletionRequest, template: str) -> Mapping[str, ob
         return {}
     variables = {name: getattr(asked, name) for name in asked.__struct_fields__ if getattr(asked, name) is not None}
     for name in variables:
-        if not _knows(template, name):
+        if not knows(template, name):
             raise _unknown_to_template(f"chat_template_kwargs.{name}", name)
     return variables
 
@@ -52,16 +52,17 @@ def _variables(request: ChatCompletionRequest, template: str) -> Mapping[str, ob
 def _effort(effort: str | None, parsers: ModelParsers, template: str) -> Mapping[str, object]:
     if effort is None:
         return {}
-    if _knows(template, "reasoning_effort"):
+    if knows(template, "reasoning_effort"):
         return {"reasoning_effort": effort}
-    if effort == "none" and _knows(template, "enable_thinking"):
+    if effort == "none" and knows(template, "enable_thinking"):
         return {"enable_thinking": False}
     if effort == "none" and parsers.reasoning is None:
         return {}  # as it is: the model does not reason
     raise _unknown_to_template("reasoning_effort", "reasoning_effort")
 
 
-def _knows(template: str, name: str) -> bool:
+def knows(template: str, name: str) -> bool:
+    """Whether the source speaks of it at all."""
     return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.chat_options import template_options
+from service.call_forms import CALL_FORMS, COMMON_FORM
+from service.chat_options import knows, template_options
 from service.errors import invalid
 from service.lifespan import Services
-from service.messages import RenderedMessage
+from service.messages import RenderedMessage, with_calls_as_text
 from service.requests import in_thread
 from service.sampling import truncated
 from service.schemas.chat import ChatCompletionRequest
@@ -29,6 +30,8 @@ async def chat_prompt(
         raise invalid(message, "chat_template", "unsupported_parameter")
     source = tokenizer.chat_template if own is None else own
     options = template_options(request, tools, services.parsers, source)
+    if not knows(source, "tool_calls"):
+        messages = with_calls_as_text(messages, CALL_FORMS.get(services.parsers.tools or "", CALL_FORMS[COMMON_FORM]))
     try:
         if own is None:
             token_ids = await in_thread(lambda tokenizer: tokenizer.render_chat(messages, options), services)

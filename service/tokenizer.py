@@ -69,7 +69,7 @@ class ByteTokenizer:
 
     vocab_size = 262
     strips_leading_space = False
-    chat_template = "{{ messages }} {{ tools }} {{ enable_thinking }}"
+    chat_template = "{{ messages }} {{ tools }} {{ tool_calls }} {{ enable_thinking }}"
     model_type: str | None = None
     special_spellings = frozenset({"<fim_prefix>", "<fim_suffix>", "<fim_middle>"})
     markers: Mapping[str, int] = {

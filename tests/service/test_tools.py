@@ -13,6 +13,7 @@ import pytest
 from engine.api import JsonBlocks, TokenPrompt
 from engine.fake import TokenRule
 from service.call_forms import CALL_FORMS
+from service.tokenizer import ByteTokenizer
 
 from .apps import SETTINGS, Client, check_error, serving
 from .constrained import ConstrainedEngine
@@ -215,6 +216,27 @@ def test_a_conversation_with_calls_reaches_the_template_with_arguments_as_object
             ]
             response = client.post(PATH, json={"model": "org/m", "messages": bad})
             check_error(response, 400, "messages[1].tool_calls[0].function.arguments")
+
+
+@pytest.mark.parametrize("family", CALL_FORMS)
+def test_a_template_that_knows_no_calls_gets_them_as_the_model_writes_them(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the history of a conversation with tools has no content, which such templates cannot render."""
+    monkeypatch.setattr(ByteTokenizer, "chat_template", "{{ messages }}")
+    calls = [
+        {"id": str(place), "type": "function", "function": {"name": name, "arguments": arguments}}
+        for place, (name, arguments) in enumerate([("get_weather", '{"city": "Köln"}'), ("now", "{}")])
+    ]
+    text = CALL_FORMS[family].written([("get_weather", '{"city": "Köln"}'), ("now", "{}")])
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in calls]
+    with model(text, tool_parser=family) as client:
+        for content, expected in ((None, text), ("Let me see.", f"Let me see.\n{text}")):
+            history = [*HELLO, {"role": "assistant", "content": content, "tool_calls": calls}, *results]
+            answer = whole(client, PATH, BODY | {"messages": history})
+            assert f"|assistant\n{expected}|" in prompt_of(client)
+        found = answer["choices"][0]["message"]["tool_calls"]
+    assert [call["function"]["name"] for call in found] == ["get_weather", "now"]
 
 
 def test_an_answer_with_calls_is_taken_back_as_it_came() -> None:
