@@ -53,6 +53,7 @@ class AssistantMessage(_Message, tag="assistant", frozen=True):
     audio: JsonValue = None
     tool_calls: list[PastCall] | None = None
     function_call: CalledFunction | None = None
+    parsed: JsonValue = None
 
 
 class ToolMessage(_Message, tag="tool", frozen=True):

@@ -113,6 +113,7 @@ def _message(role: str, note: str, more: Mapping[str, FieldRule]) -> dict[str, F
 
 _TOOLS = "`tools` is its newer name"
 _CUSTOM = "custom tools are not supported; functions are"
+_PARSED = "`{}` counts; openai-python adds it to answers that it parses"
 _TEXT_ONLY = "this server takes and makes text only"
 
 CHAT_FIELDS: Mapping[str, FieldRule] = {
@@ -134,17 +135,21 @@ CHAT_FIELDS: Mapping[str, FieldRule] = {
             ".reasoning_content": _honoured("extension: given to the chat template"),
             ".annotations": _no_op("citations are not part of the prompt"),
             ".audio": _refused(_TEXT_ONLY),
+            ".parsed": _no_op(_PARSED.format("content")),
             ".tool_calls": _honoured("calls of an earlier answer"),
             ".tool_calls[function]": _honoured("a call"),
             ".tool_calls[function].type": _honoured("the kind of call"),
             ".tool_calls[function].id": _honoured("given to the chat template"),
+            ".tool_calls[function].index": _no_op("the order of the list counts; the client's stream helper keeps it"),
             ".tool_calls[function].function": _honoured("what was called"),
             ".tool_calls[function].function.name": _honoured("the function"),
             ".tool_calls[function].function.arguments": _honoured("JSON; the chat template gets it as an object"),
+            ".tool_calls[function].function.parsed_arguments": _no_op(_PARSED.format("arguments")),
             ".tool_calls[custom]": _refused(_CUSTOM),
             ".function_call": _honoured("as a tool call; the older form"),
             ".function_call.name": _honoured("the function"),
             ".function_call.arguments": _honoured("JSON; the chat template gets it as an object"),
+            ".function_call.parsed_arguments": _no_op(_PARSED.format("arguments")),
         },
     ),
     **_message("tool", "what a call gave", {".tool_call_id": _honoured("given to the chat template")}),

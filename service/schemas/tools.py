@@ -50,12 +50,16 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
 class CalledFunction(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """arguments: JSON text, an object."""
+    """arguments: JSON text, an object. parsed_arguments: what openai-python made of them for its user."""
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
 
 
 class PastCall(Struct, tag_field="type", tag="function", kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """index: what openai-python keeps of a stream's deltas."""
+
     id: str
+    index: int | None = None
     function: CalledFunction

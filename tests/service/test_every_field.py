@@ -20,7 +20,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "completion": {"model": "org/m", "prompt": "hi", "max_tokens": 4, "n": 2, "seed": 1},
 }
 TEXT = {"type": "text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
-CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+PARSED = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+CALL = {"id": "c", "type": "function", "index": 0, "function": PARSED}
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 TOOLS = [{"type": "function", "function": FUNCTION}]
 NAMED = {"type": "function", "function": {"name": "f"}}
@@ -84,9 +85,10 @@ SAMPLES: dict[str, dict[str, list[Any]]] = {
                     "reasoning_content": "t",
                     "annotations": [],
                     "tool_calls": [CALL],
+                    "parsed": {},
                 },
                 {"role": "tool", "content": [TEXT], "tool_call_id": "c", "name": "f"},
-                {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+                {"role": "assistant", "content": None, "function_call": PARSED},
                 {"role": "function", "name": "f", "content": "x"},
             ],
             [{"role": "developer", "content": [TEXT], "name": "n"}],

@@ -10,7 +10,7 @@ from typing import Any, Literal, NotRequired, Required, Union, get_args, get_ori
 import pytest
 from msgspec import inspect
 from openai.types import completion_create_params
-from openai.types.chat import ChatCompletionMessage
+from openai.types.chat import ChatCompletionMessage, ParsedChatCompletionMessage, ParsedFunction, ParsedFunctionToolCall
 from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel
 from typing_extensions import get_type_hints, is_typeddict
@@ -18,6 +18,7 @@ from typing_extensions import get_type_hints, is_typeddict
 from service.schemas.chat import AssistantMessage, ChatCompletionRequest, ChatMessage
 from service.schemas.completions import CompletionRequest
 from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldRule, Use, fields_table, rule_for
+from service.schemas.tools import CalledFunction, PastCall
 
 TAGS = ("role", "type")
 
@@ -131,10 +132,13 @@ def test_the_readme_has_the_table_of_fields() -> None:
 
 
 def test_an_answer_can_be_sent_back() -> None:
-    """Both the SDK's message and our own: clients append it to the conversation as it came."""
+    """Both the SDK's message, parsed or not, and our own: clients append it to the conversation as it came."""
     accepted = set(AssistantMessage.__struct_fields__) | {"role"}
     assert issubclass(ChatCompletionMessage, BaseModel)
+    assert set(ParsedChatCompletionMessage.model_fields) <= accepted
     assert set(ChatCompletionMessage.model_fields) <= accepted
+    assert set(ParsedFunctionToolCall.model_fields) <= {*PastCall.__struct_fields__, "type"}
+    assert set(ParsedFunction.model_fields) <= set(CalledFunction.__struct_fields__)
     assert set(ChatMessage.__struct_fields__) <= accepted
 
 
