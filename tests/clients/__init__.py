@@ -1,0 +1,1 @@
+DEFAULT = "SmolLM2-135M-Instruct"
