@@ -97,10 +97,16 @@ def tiny(family: str) -> LoadedModel:
 def runner_of(
     family: str, *, num_pages: int = 160, num_threads: int = 2, library: tuple[str, Path] | None = None
 ) -> NativeRunner:
+    return runner_for(tiny(family), num_pages=num_pages, num_threads=num_threads, library=library)
+
+
+def runner_for(
+    loaded: LoadedModel, *, num_pages: int = 160, num_threads: int = 2, library: tuple[str, Path] | None = None
+) -> NativeRunner:
     """library: None for the one named by CHORUS_TEST_NATIVE_LIBRARY (tests/native/sanitize), else the installed one."""
     if library is None and (named := os.environ.get("CHORUS_TEST_NATIVE_LIBRARY")):
         library = ("under test", Path(named))
-    return NativeRunner(tiny(family), num_pages=num_pages, max_model_len=2048, num_threads=num_threads, library=library)
+    return NativeRunner(loaded, num_pages=num_pages, max_model_len=2048, num_threads=num_threads, library=library)
 
 
 def tokens(length: int, seed: int = 0) -> list[int]:

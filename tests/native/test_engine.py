@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.api import SamplingParams, TokenLogprobs
+from engine.api import ChoiceUpdate, SamplingParams, TokenLogprobs
 from engine.core import EngineCore
 from engine.native.runner import NativeRunner
+from engine.sequence import Prefill
 from tests.engine.support import core_with, generate, prefill_of, run_to_end
 from tests.native.bits import logits_alone
 from tests.native.models import poison, runner_of, tokens
@@ -52,9 +54,32 @@ def test_choice_i_of_n_is_the_answer_of_its_own_seed(
         assert core.num_prompt_tokens > len(PROMPT), "nothing was preempted and computed again"
 
 
-def test_company_changes_nothing(alone: list[list[int]]) -> None:
-    answers = generate(_core(runner_of("llama", num_pages=400)), [*COMPANY, PROMPT], CHOICES)
-    assert answers[-1] == alone
+@pytest.mark.parametrize("num_neighbours", [1, 7, 31, 63])
+def test_company_changes_nothing(num_neighbours: int) -> None:
+    """Tokens and log probabilities of a request among others that come, go and are prefilled while it runs."""
+    choices = [replace(params, logprobs=3) for params in CHOICES]
+    alone = _updates(_core(runner_of("llama", num_pages=600)), choices, [])
+    neighbours = [
+        prefill_of(tokens(9 + 7 * (i % 50), seed=i), [replace(CHOICES[0], seed=i, max_tokens=3 + i)])
+        for i in range(num_neighbours)
+    ]
+    core = _core(runner_of("llama", num_pages=600), max_num_seqs=80, max_num_batched_tokens=200)
+    assert _updates(core, choices, neighbours) == alone
+
+
+def _updates(core: EngineCore, choices: list[SamplingParams], neighbours: list[Prefill]) -> list[list[ChoiceUpdate]]:
+    """What each choice of PROMPT is told, one neighbour coming before it and two with every step thereafter."""
+    prefill = prefill_of(PROMPT, choices)
+    told: dict[int, list[ChoiceUpdate]] = {sequence.id: [] for sequence in prefill.sequences}
+    arrivals = [*neighbours[:1], prefill, *neighbours[1:]]
+    while core.has_work or arrivals:
+        core.add(arrivals[:2])
+        del arrivals[:2]
+        for sequence, update in core.step() or ():
+            if sequence.id in told:
+                told[sequence.id].append(update)
+    assert all(told.values())
+    return list(told.values())
 
 
 def test_a_warm_cache_changes_nothing(alone: list[list[int]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from engine.model import LoadedModel
 from engine.native.binding import VARIANTS, library_path, runnable_variants
 from engine.native.runner import NativeRunner
 from engine.packed_weights import PACKED_FILE
-from tests.native.models import VOCAB, poison, tiny, tokens
+from tests.native.models import VOCAB, poison, runner_for, tiny, tokens
 from tests.native.plans import Pages, PlanBuilder, Text
 
 NUM_MATRICES = 3 * 4 + 1  # of the tiny models: qkv, output, gate with up, down per layer, and the head
@@ -44,10 +43,6 @@ def _quantized(family: str, folder: Path, packings: dict[str, str]) -> LoadedMod
         tensors[layer + module], metadata[layer + module] = blocks, packing
     save_file(tensors, folder / PACKED_FILE, metadata=metadata)
     return replace(loaded, model=model, path=folder)
-
-
-def _runner(loaded: LoadedModel, **options: Any) -> NativeRunner:
-    return NativeRunner(loaded, num_pages=160, max_model_len=2048, num_threads=2, **options)
 
 
 def _logits(runner: NativeRunner, num_forks: int) -> list[NDArray[np.uint32]]:
@@ -83,7 +78,7 @@ def test_packed_weights_give_the_same_bits(
     family: str, packings: dict[str, str], num_forks: int, tmp_path: Path
 ) -> None:
     loaded = _quantized(family, tmp_path, packings)
-    packed, plain = _runner(loaded), _runner(replace(loaded, path=tmp_path / "none"))
+    packed, plain = runner_for(loaded), runner_for(replace(loaded, path=tmp_path / "none"))
     assert (packed.num_packed, plain.num_packed) == (NUM_MATRICES, 0)
     for got, want in zip(_logits(packed, num_forks), _logits(plain, num_forks), strict=True):
         assert np.array_equal(got, want)
@@ -95,8 +90,8 @@ def test_every_variant_computes_from_packed_weights(variant: str, tmp_path: Path
     if path is None or variant not in runnable_variants():
         pytest.skip("not for this machine")
     loaded = _quantized("llama", tmp_path, {"": "Q4_1", "embed_tokens": "Q8_0"})
-    packed = _runner(loaded, library=(variant, path))
-    plain = _runner(replace(loaded, path=tmp_path / "none"), library=(variant, path))
+    packed = runner_for(loaded, library=(variant, path))
+    plain = runner_for(replace(loaded, path=tmp_path / "none"), library=(variant, path))
     assert packed.num_packed == NUM_MATRICES
     for got, want in zip(_logits(packed, 2), _logits(plain, 2), strict=True):
         assert np.array_equal(got, want)
@@ -105,14 +100,14 @@ def test_every_variant_computes_from_packed_weights(variant: str, tmp_path: Path
 @pytest.mark.parametrize("packings", [{"": "Q4_1", "k_proj": "Q8_0"}, {"": "Q4_1", "k_proj": ""}])
 def test_a_matrix_that_is_packed_in_part_or_in_two_ways_is_not_used(packings: dict[str, str], tmp_path: Path) -> None:
     loaded = _quantized("llama", tmp_path, packings)
-    assert _runner(loaded).num_packed == NUM_MATRICES - 3
+    assert runner_for(loaded).num_packed == NUM_MATRICES - 3
 
 
 def test_blocks_of_other_weights_are_not_used(tmp_path: Path) -> None:
     loaded = _quantized("llama", tmp_path, {"": "Q4_1"})
     weight = loaded.model.model.layers[1].mlp.down_proj.weight
     weight[-1, -1] += 1.0
-    packed, plain = _runner(loaded), _runner(replace(loaded, path=tmp_path / "none"))
+    packed, plain = runner_for(loaded), runner_for(replace(loaded, path=tmp_path / "none"))
     assert packed.num_packed == NUM_MATRICES - 1
     for got, want in zip(_logits(packed, 2), _logits(plain, 2), strict=True):
         assert np.array_equal(got, want)
@@ -122,4 +117,4 @@ def test_blocks_of_another_shape_are_refused(tmp_path: Path) -> None:
     loaded = _quantized("llama", tmp_path, {"": "Q4_1"})
     save_file({"0.o_proj": np.zeros((VOCAB, 20), np.uint8)}, tmp_path / PACKED_FILE, metadata={"0.o_proj": "Q4_1"})
     with pytest.raises(ValueError, match="shape"):
-        _runner(loaded)
+        runner_for(loaded)
