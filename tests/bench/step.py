@@ -1,7 +1,8 @@
 """Measure single engine steps, without HTTP: how long they take at n = 1, 8, 16 and 64, and where the time goes.
 
 `python -m tests.bench.step` loads a model into the native runner as the server would, prefills one prompt, forks n
-choices off it and prints the median step and its phases in milliseconds. Nothing else should run meanwhile.
+choices off it and prints the median step and its phases in milliseconds, and what keys and values take at the end.
+Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NUM_STEPS = 32
 
 def main() -> None:
     args = _arguments()
-    config = EngineConfig(model=args.model, num_threads=args.num_threads)
+    config = EngineConfig(model=args.model, num_threads=args.num_threads, num_speculative_tokens=0)
     runner = load_runner(config)
     if not isinstance(runner, NativeRunner):
         raise SystemExit(f"{runner.name} tells no phases; only the native runner does")
@@ -39,7 +40,7 @@ def main() -> None:
     for row in rows:
         phases = "  ".join(f"{name} {ms:.2f}" for name, ms in row["phases_ms"].items())
         print(f"{row['prompt']:5d} tokens, n={row['n']:<3d} prefill {row['prefill_s']:.3f} s, ", end="")
-        print(f"step {row['step_ms']:6.2f}: {phases}")
+        print(f"KV {row['kv_bytes'] / 2**20:5.1f} MiB, step {row['step_ms']:6.2f}: {phases}")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))
 
@@ -58,7 +59,7 @@ def _arguments() -> argparse.Namespace:
 def _measure(runner: NativeRunner, config: EngineConfig, length: int, n: int, rng: random.Random) -> dict[str, Any]:
     core = EngineCore(config, runner)
     prompt = [rng.randrange(100, runner.vocab_size) for _ in range(length)]
-    choices = [SamplingParams(seed=i, temperature=1.0, max_tokens=NUM_STEPS + 2, ignore_eos=True) for i in range(n)]
+    choices = [SamplingParams(seed=i, temperature=1.0, max_tokens=NUM_STEPS + 3, ignore_eos=True) for i in range(n)]
     core.add([prefill_of(prompt, choices)])
     prefill = _Phases(runner)
     while not core.scheduler.running:
@@ -67,8 +68,11 @@ def _measure(runner: NativeRunner, config: EngineConfig, length: int, n: int, rn
     core.step()  # copies the prompt's last page
     for _ in range(NUM_STEPS):
         decode.step(core)
+    held = core.cache.num_held
     core.abort_all()
     return {
+        "kv_pages": held,
+        "kv_bytes": held * _page_bytes(runner),
         "prompt": length,
         "n": n,
         "prefill_s": sum(prefill.walls),
@@ -76,6 +80,11 @@ def _measure(runner: NativeRunner, config: EngineConfig, length: int, n: int, rn
         "step_ms": 1e3 * statistics.median(decode.walls),
         "phases_ms": {name: 1e3 * statistics.median(times) for name, times in decode.phases.items()},
     }
+
+
+def _page_bytes(runner: NativeRunner) -> int:
+    _, elements = runner.engine.pool()
+    return elements * 2 // runner.num_pages  # bfloat16
 
 
 class _Phases:
