@@ -14,6 +14,8 @@ from typing import Protocol
 
 from anyio.abc import TaskStatus
 
+from engine.stats import EngineStats
+
 
 class EndReason(StrEnum):
     """Why a choice ended. The only such enum: OpenAI's `finish_reason` is derived from it by the presenters."""
@@ -361,7 +363,9 @@ class EngineHealth:
     """Answered without the engine, at any time.
 
     reason: why the state is not READY. last_step_age: seconds since the engine last made progress while it has work,
-    None while it has none. pages_*: KV pages; free + cached + held is the pool.
+    None while it has none. pages_*: KV pages; free + cached + held is the pool. prefix_tokens_*: of prompts as they
+    began, and those of them that the cache had. *draft_tokens: guessed, and those of them that came true. stats: not of
+    this moment but the engine's own, which go on counting.
     """
 
     state: EngineState
@@ -373,9 +377,14 @@ class EngineHealth:
     pages_cached: int = 0
     pages_held: int = 0
     num_steps: int = 0
-    step_seconds_sum: float = 0.0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    num_preemptions: int = 0
+    prefix_tokens_looked_up: int = 0
+    prefix_tokens_found: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    stats: EngineStats = field(default_factory=EngineStats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from engine.plan import ModelRunner, SampledToken, StepPlan
 from engine.planner import build_plan
 from engine.scheduler import Schedule, Scheduler
 from engine.sequence import Prefill, Sequence, Update
+from engine.stats import EngineStats
 
 logger = logging.getLogger("chorus.engine")
 
@@ -44,7 +45,8 @@ class EngineCore:
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
         self.num_steps = 0
-        self.step_seconds = 0.0
+        self.stats = EngineStats()
+        self._last_step_at = 0.0  # of time.monotonic(), at its end
         self.steps: deque[StepRecord] = deque(maxlen=_NUM_STEPS_KEPT)
 
     @property
@@ -81,7 +83,7 @@ class EngineCore:
         except MemoryError:
             logger.exception("a step ran out of memory; its requests fail")
             return self._fail(schedule)
-        self._record(plan, schedule, time.monotonic() - started)
+        self._record(plan, schedule, started)
         self.scheduler.advance(schedule)
         self.num_prompt_tokens += sum(chunk.num_tokens for chunk in schedule.chunks if not chunk.prefill.is_forced)
         for prompt, token in zip(scored, sampled[len(drawn) :], strict=True):
@@ -101,9 +103,13 @@ class EngineCore:
         self._check_idle()
         return updates
 
-    def _record(self, plan: StepPlan, schedule: Schedule, seconds: float) -> None:
+    def _record(self, plan: StepPlan, schedule: Schedule, started: float) -> None:
+        now, last = time.monotonic(), self._last_step_at
+        seconds, num_decodes = now - started, len(schedule.decodes)
+        num_drawn = num_decodes + sum(len(chunk.drawing) for chunk in schedule.chunks)
         self.num_steps += 1
-        self.step_seconds += seconds
+        self.stats.record_step(seconds, len(plan.token_ids), num_drawn, num_decodes, now - last)
+        self._last_step_at = now
         self.steps.append(
             StepRecord(
                 number=self.num_steps,

@@ -44,6 +44,7 @@ from engine.api import (
 )
 from engine.config import EngineConfig
 from engine.plan import PAGE_SIZE
+from engine.stats import EngineStats
 from engine.streams import BufferedChoiceStream
 
 EOS_TOKEN_ID = 256
@@ -168,7 +169,10 @@ class FakeEngine:
         self._last_step = time.monotonic()
         self._is_stalled = False  # every reader is behind, or there is nothing to do
         self._num_steps = 0
-        self._step_seconds_sum = 0.0
+        self._step_ended_at = 0.0
+        self._num_preemptions = 0
+        self._num_looked_up = 0
+        self._stats = EngineStats()
         self._prompt_tokens = 0
         self._generation_tokens = 0
 
@@ -267,9 +271,11 @@ class FakeEngine:
             pages_free=self._num_pages - held,
             pages_held=held,
             num_steps=self._num_steps,
-            step_seconds_sum=self._step_seconds_sum,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
+            num_preemptions=self._num_preemptions,
+            prefix_tokens_looked_up=self._num_looked_up,
+            stats=self._stats,
         )
 
     def _wake(self) -> None:
@@ -350,15 +356,24 @@ class FakeEngine:
     async def _advance(self) -> None:
         started = time.monotonic()
         self._work = anyio.Event()
+        num_prefilled, num_drawn, num_decodes = self._prompt_tokens, self._generation_tokens, self._num_decoding
         if self._step():
-            self._last_step = time.monotonic()
+            now, since = time.monotonic(), self._step_ended_at
+            self._last_step = self._step_ended_at = now
             self._num_steps += 1
-            self._step_seconds_sum += self._last_step - started
+            num_drawn = self._generation_tokens - num_drawn
+            num_rows = self._prompt_tokens - num_prefilled + num_decodes
+            self._stats.record_step(now - started, num_rows, num_drawn, min(num_decodes, num_drawn), now - since)
             await self._pause()
         else:
             self._is_stalled = True
             await self._work.wait()
             self._is_stalled, self._last_step = False, time.monotonic()
+
+    @property
+    def _num_decoding(self) -> int:
+        """Choices whose next token is not their first."""
+        return sum(choice.num_made > 0 and self._has_credit(choice) for choice in self._running)
 
     def _step(self) -> bool:
         """Schedule, prefill, draw. False when there was nothing to do: no work, or no reader has credit."""
@@ -387,10 +402,12 @@ class FakeEngine:
             self._running.append(choice)
             if choice.prompt.info.started_at is None:
                 choice.prompt.info.started_at = time.monotonic()
+                self._num_looked_up += choice.prompt.num_tokens
             return True
         stalled = next((other for other in reversed(self._running) if not self._has_credit(other)), None)
         if stalled is not None:
             self._running.remove(stalled)
+            self._num_preemptions += 1
             self._enqueue([stalled])
         return stalled is not None
 

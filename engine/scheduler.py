@@ -69,6 +69,9 @@ class Scheduler:
         self.waiting: list[Prefill] = []
         self.prefilling: list[Prefill] = []
         self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self.num_looked_up = 0  # tokens of prompts as they began
+        self.num_found = 0  # those of them that the cache had
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max(max_num_batched_tokens, max_num_seqs)
         self._stream_credit = stream_credit
@@ -227,6 +230,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         assert sequence.kv is not None
+        self.num_preemptions += 1
         self.running.remove(sequence)
         self._retire(sequence.kv, sequence, keep=True)
         sequence.kv = None
@@ -292,6 +296,8 @@ class Scheduler:
         if prefill.fresh:
             earlier = sum(len(node.pages) for node in leaf.up_to_root() if node.origin != prompt.batch_id)
             prompt.info.num_cached_tokens = earlier * PAGE_SIZE
+            self.num_looked_up += len(prefill.token_ids)
+            self.num_found += earlier * PAGE_SIZE
             prompt.info.started_at = time.monotonic()
             prefill.fresh = False
         prefill.kv = KVPath(leaf, shared + pages, len(shared))
@@ -333,6 +339,7 @@ class Scheduler:
             self.add(Prefill(prefill.prompt, prefill.token_ids, left, fresh=False))
 
     def _preempt_prefill(self, prefill: Prefill) -> None:
+        self.num_preemptions += len(prefill.sequences)
         self.prefilling.remove(prefill)
         self._drop(prefill)
         prefill.is_forced = False

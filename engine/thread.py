@@ -350,9 +350,14 @@ class EngineThread:
             pages_cached=cache.num_cached,
             pages_held=cache.num_held,
             num_steps=core.num_steps,
-            step_seconds_sum=core.step_seconds,
             prompt_tokens=core.num_prompt_tokens,
             generation_tokens=core.num_generation_tokens,
+            num_preemptions=core.scheduler.num_preemptions,
+            prefix_tokens_looked_up=core.scheduler.num_looked_up,
+            prefix_tokens_found=core.scheduler.num_found,
+            draft_tokens=core.num_draft_tokens,
+            accepted_draft_tokens=core.num_accepted_tokens,
+            stats=core.stats,
         )
 
     def _call_loop(self, callback: Callable[..., None], *args: object) -> None:

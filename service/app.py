@@ -56,7 +56,7 @@ def create_app(
     services = Services(
         settings=settings,
         engine=engine,
-        metrics=Metrics(engine),
+        metrics=Metrics(engine, settings.metrics_compat),
         templates=TemplateWorkers(settings.template_timeout),
         on_death=on_death,
     )

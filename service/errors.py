@@ -30,6 +30,7 @@ logger = logging.getLogger("chorus.errors")
 
 INVALID = "invalid_request_error"
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+DEADLINE_EXCEEDED = "deadline_exceeded"
 JSON_CONTENT_TYPE = "application/json"
 MAX_RETRY_SECONDS = 120.0
 NO_RETRY = {"x-should-retry": "false"}

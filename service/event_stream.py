@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -11,16 +13,17 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from engine.api import EndReason, EngineError, Submission, TokenPrompt
+from engine.api import EngineError, Submission, TokenPrompt
 from service.choice_text import ChoiceEvent
 from service.errors import ApiError, error_body
 from service.fan_out import FanOut
+from service.finished import FinishedRequest, Outcome
 from service.generation import Batch, generate
 from service.logs import log_event
-from service.metrics import Outcome
 from service.presenters import PRESENTERS
 from service.presenting import Presenter
 from service.running import RunningRequest
+from service.schemas.common import Usage
 from service.tokenizer import Tokenizer
 from service.writers import BodyWriter, StreamWriter, Writer
 
@@ -188,10 +191,7 @@ class GenerationResponse(ASGIResponse):
         """The metrics and the one log line of this request; it has no text of prompt or answer."""
         job, now = self._job, anyio.current_time()
         usage = None if self._presenter is None else self._presenter.usage()
-        fan_out = self._running.fan_out
-        cut = EndReason.ERROR if outcome == "error" else EndReason.CANCELLED
-        ends = () if fan_out is None else fan_out.end_reasons(cut)
-        self._services.metrics.record(outcome, 0 if usage is None else job.num_choices, usage, ends)
+        self._count(outcome, usage)
         self._services.quotas.spend(job.caller, 0 if usage is None else usage.completion_tokens)
         first_event_at = now if self._first_event_at is None else self._first_event_at
         log_event(
@@ -216,6 +216,17 @@ class GenerationResponse(ASGIResponse):
             queue_ms=round((first_event_at - self._started_at) * 1000),
             total_ms=round((now - self._started_at) * 1000),
         )
+
+    def _count(self, outcome: Outcome, usage: Usage | None) -> None:
+        metrics, fan_out, failure = self._services.metrics, self._running.fan_out, self._failure
+        if outcome == "refused":
+            assert failure is not None
+            metrics.refuse(failure)
+            return
+        finished = FinishedRequest(self._job, outcome, time.monotonic(), usage, failure=failure)
+        if fan_out is not None:
+            finished = replace(finished, prompts=fan_out.prompts, choices=fan_out.choices)
+        metrics.record(finished)
 
     def _error_name(self) -> str | None:
         failure = self._failure or self._running.failure

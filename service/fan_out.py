@@ -96,7 +96,7 @@ def _agree_rule(options: AgreeOptions) -> AgreeRule:
 
 
 @dataclass(slots=True)
-class _Choice:
+class SeenChoice:
     """What was seen of one choice. Times: of `clock`. text: kept only to find the answer in it."""
 
     text: list[str] = field(default_factory=list)
@@ -122,14 +122,19 @@ class FanOut:
     ) -> None:
         self._rules = job.fan_out
         self._job = job
-        self._prompts = prompts
+        self.prompts = prompts
         self._clock = clock
-        self._choices = [_Choice() for _ in range(job.num_choices)]
+        self._choices = [SeenChoice() for _ in range(job.num_choices)]
 
     @property
     def isolates(self) -> bool:
         """A failing choice leaves the others alone."""
         return self._rules.isolate
+
+    @property
+    def choices(self) -> Sequence[SeenChoice]:
+        """For the count of what there was, at the request's end."""
+        return self._choices
 
     @property
     def all_ended(self) -> bool:
@@ -141,10 +146,6 @@ class FanOut:
     def end_reason(self, index: int) -> EndReason | None:
         return self._choices[index].end_reason
 
-    def end_reasons(self, otherwise: EndReason) -> list[EndReason]:
-        """Of all choices; otherwise: of those that have not ended."""
-        return [choice.end_reason or otherwise for choice in self._choices]
-
     def num_tokens(self, index: int) -> int:
         return self._choices[index].num_tokens
 
@@ -152,7 +153,7 @@ class FanOut:
     def has_begun(self) -> bool:
         """The engine has made something."""
         return any(choice.num_tokens or choice.end_reason for choice in self._choices) or any(
-            prompt.started_at is not None for prompt in self._prompts
+            prompt.started_at is not None for prompt in self.prompts
         )
 
     def observe(self, event: ChoiceEvent) -> list[int]:
@@ -197,7 +198,7 @@ class FanOut:
             shown += siblings[: self._rules.keep]
         return shown
 
-    def _is_left_out(self, choice: _Choice) -> bool:
+    def _is_left_out(self, choice: SeenChoice) -> bool:
         return not self._rules.keep_unfinished and choice.stopped and choice.end_reason is EndReason.CANCELLED
 
     def _rank(self, index: int) -> tuple[bool, float]:
@@ -213,7 +214,7 @@ class FanOut:
         """None unless asked for."""
         if not self._rules.details:
             return None
-        choice, prompt = self._choices[index], self._prompts[index // self._job.n]
+        choice, prompt = self._choices[index], self.prompts[index // self._job.n]
         params = self._job.batch[index // self._job.n].choices[index % self._job.n]
         total_ms = self._since_arrival(choice.ended_at)
         return ChoiceDetails(

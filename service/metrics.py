@@ -2,92 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.api import EndReason, Engine
-from service.schemas.common import Usage
-
-Outcome = Literal["ok", "error", "cancelled", "refused"]
-
-OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "cancelled", "refused")
+from engine.api import Engine
+from service import __version__
+from service.finished import FinishedRequest
+from service.metric_families import Labels, counters, histogram
+from service.metrics_compat import vllm_metrics
+from service.request_stats import ERROR_TYPES, OPERATIONS, PROVIDER, RequestStats
 
 
 class Metrics(Collector):
-    """Label values are fixed, so the number of series does not depend on what clients send."""
+    """Label values are fixed, so the number of series does not depend on what clients send.
+
+    compat: also under the names of this other server.
+    """
 
     media_type = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")  # Litestar adds the charset
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, compat: str | None = None) -> None:
         self._engine = engine
-        self._requests: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
-        self._choices = 0
-        self._ends: dict[EndReason, int] = dict.fromkeys(EndReason, 0)
-        self._cached_tokens = 0
+        self._compat = compat
+        self._stats = RequestStats()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def record(
-        self, outcome: Outcome, num_choices: int, usage: Usage | None, end_reasons: Iterable[EndReason] = ()
-    ) -> None:
-        """Once for each generation request, at its end. num_choices: all that were asked for. end_reasons: theirs."""
-        self._requests[outcome] += 1
-        if outcome != "refused":
-            self._choices += num_choices
-        for reason in end_reasons:
-            self._ends[reason] += 1
-        if usage is not None:
-            self._cached_tokens += usage.prompt_tokens_details.cached_tokens
+    def refuse(self, error: Exception) -> None:
+        """Count a request that was turned away."""
+        self._stats.refuse(error)
+
+    def record(self, finished: FinishedRequest) -> None:
+        """Count a request that was not turned away, once and at its end."""
+        self._stats.record(finished)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         yield from self._request_metrics()
+        yield from self._duration_metrics()
         yield from self._engine_metrics()
+        yield from self._step_metrics()
+        if self._compat == "vllm":
+            yield from vllm_metrics(self._engine, self._stats)
 
     def _request_metrics(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily("chorus_requests", "Generation requests that have ended.", labels=["outcome"])
-        for outcome, count in self._requests.items():
-            requests.add_metric([outcome], count)
-        yield requests
-        yield CounterMetricFamily("chorus_choices", "Choices of requests that have ended.", value=self._choices)
-        ends = CounterMetricFamily("chorus_choices_ended", "Why choices ended.", labels=["end_reason"])
-        for reason, count in self._ends.items():
-            ends.add_metric([reason.value], count)
-        yield ends
+        stats = self._stats
+        yield counters("chorus_requests", "Generation requests that have ended.", "outcome", stats.requests)
+        yield counters("chorus_refusals", "Why generation requests were turned away.", "reason", stats.refusals)
+        yield CounterMetricFamily("chorus_choices", "Choices of requests that have ended.", value=stats.num_choices)
+        yield counters("chorus_choices_ended", "Why choices ended.", "end_reason", stats.ends)
         yield CounterMetricFamily(
-            "chorus_cached_prompt_tokens",
-            "Prompt tokens that an earlier request had left in the cache.",
-            value=self._cached_tokens,
+            "chorus_aborted_tokens",
+            "Tokens of choices that were cancelled or failed, so that they were made for nothing.",
+            value=stats.num_wasted_tokens,
         )
+        yield histogram("chorus_choices_per_request", "n of the requests that were admitted.", ({}, stats.n))
+        text = "Seconds from a request's arrival until the engine began with its prompt."
+        yield histogram("chorus_queue_seconds", text, ({}, stats.queue_seconds))
+        yield histogram("chorus_request_prompt_tokens", "Prompt tokens of a request.", ({}, stats.prompt_tokens))
+        text = "Tokens generated for all choices of a request."
+        yield histogram("chorus_request_generation_tokens", text, ({}, stats.generation_tokens))
+
+    def _duration_metrics(self) -> Iterator[Metric]:
+        """OpenTelemetry's histograms of a server of generative AI, under the names that its exporters give them."""
+        stats = self._stats
+        durations = [
+            (self._operation(kind) | {"error_type": ERROR_TYPES[outcome]}, seconds)
+            for (kind, outcome), seconds in stats.seconds.items()
+        ]
+        text = "Seconds from a request's arrival to the end of its answer."
+        yield histogram("gen_ai_server_request_duration_seconds", text, *durations)
+        firsts = [(self._operation(kind), seconds) for kind, seconds in stats.first_token_seconds.items()]
+        text = "Seconds from a request's arrival to the first token of its choices."
+        yield histogram("gen_ai_server_time_to_first_token_seconds", text, *firsts)
+        tokens = [(self._operation(kind), seconds) for kind, seconds in stats.token_seconds.items()]
+        text = "Seconds for each token of a choice after its first."
+        yield histogram("gen_ai_server_time_per_output_token_seconds", text, *tokens)
+
+    def _operation(self, kind: str) -> Labels:
+        return {
+            "gen_ai_operation_name": OPERATIONS[kind],
+            "gen_ai_provider_name": PROVIDER,
+            "gen_ai_request_model": self._engine.info.model,
+        }
 
     def _engine_metrics(self) -> Iterator[Metric]:
-        health = self._engine.health()
+        info, health = self._engine.info, self._engine.health()
+        build = GaugeMetricFamily("chorus_build_info", "Always 1.", labels=["version", "model", "runner"])
+        build.add_metric([__version__, info.model, info.backend], 1)
+        yield build
         yield GaugeMetricFamily("chorus_sequences_running", "Choices that run.", value=health.num_running)
         yield GaugeMetricFamily("chorus_sequences_waiting", "Choices in the queue.", value=health.num_waiting)
         pages = GaugeMetricFamily("chorus_kv_pages", "Pages of keys and values.", labels=["state"])
         for state, count in (("free", health.pages_free), ("cached", health.pages_cached), ("held", health.pages_held)):
             pages.add_metric([state], count)
         yield pages
-        yield SummaryMetricFamily(
-            "chorus_step_seconds",
-            "Seconds that engine steps took.",
-            count_value=health.num_steps,
-            sum_value=health.step_seconds_sum,
-        )
+        text = "Choices that gave their pages or their place up and were computed again."
+        yield CounterMetricFamily("chorus_preemptions", text, value=health.num_preemptions)
         yield CounterMetricFamily("chorus_prompt_tokens", "Prompt tokens computed.", value=health.prompt_tokens)
+        text = "Prompt tokens that were looked up in the cache."
+        yield CounterMetricFamily("chorus_looked_up_prompt_tokens", text, value=health.prefix_tokens_looked_up)
+        text = "Prompt tokens that an earlier request had left in the cache."
+        yield CounterMetricFamily("chorus_cached_prompt_tokens", text, value=health.prefix_tokens_found)
         yield CounterMetricFamily("chorus_generation_tokens", "Tokens generated.", value=health.generation_tokens)
+        yield CounterMetricFamily("chorus_draft_tokens", "Tokens that were guessed.", value=health.draft_tokens)
+        text = "Guessed tokens that came true."
+        yield CounterMetricFamily("chorus_accepted_draft_tokens", text, value=health.accepted_draft_tokens)
         yield GaugeMetricFamily(
             "chorus_engine_heartbeat_age_seconds",
             "Seconds since the engine last made progress while it has work; 0 without work.",
             value=health.last_step_age or 0.0,
         )
+
+    def _step_metrics(self) -> Iterator[Metric]:
+        stats = self._engine.health().stats
+        yield histogram("chorus_step_seconds", "Seconds that engine steps took.", ({}, stats.step_seconds))
+        yield histogram("chorus_step_tokens", "Tokens that engine steps computed.", ({}, stats.step_tokens))
+        text = "Choices that engine steps drew a token for."
+        yield histogram("chorus_batch_size", text, ({}, stats.batch_size))
+        text = "Seconds from a token of a choice to its next, in the engine."
+        yield histogram("chorus_inter_token_seconds", text, ({}, stats.inter_token_seconds))
 
 
 def metrics_app(metrics: Metrics) -> Callable[[Any, Any, Any], Awaitable[None]]:

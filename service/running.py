@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from engine.api import EndReason, Submission
-from service.errors import ApiError, ErrorInfo, retry_after
+from service.errors import DEADLINE_EXCEEDED, ApiError, ErrorInfo, retry_after
 from service.fan_out import FanOut
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ClientStalled(Exception):
 def deadline_passed() -> ApiError:
     message = "The request's time was over before the model began with it."
     return ApiError(
-        ErrorInfo(503, message, "server_error", code="deadline_exceeded", headers=retry_after(1.0)),
+        ErrorInfo(503, message, "server_error", code=DEADLINE_EXCEEDED, headers=retry_after(1.0)),
     )
 
 

@@ -15,7 +15,7 @@ from service.parsers import REASONING_PARSERS, TOOL_PARSERS
 from service.setting_values import bind, choice, integer, origins, path, seconds, size, switch, text
 
 PREFIX = "CHORUS_"
-RESERVED = ("CHORUS_METRICS_COMPAT", "CHORUS_UPSTREAM_API_KEY", "CHORUS_UPSTREAM_URLS")
+RESERVED = ("CHORUS_UPSTREAM_API_KEY", "CHORUS_UPSTREAM_URLS")
 """Names of things that are not here yet: setting one is an error, for nobody should believe that it works."""
 
 INSTALL_VARIABLES = ("CHORUS_TORCH_INDEX",)
@@ -141,6 +141,9 @@ class Settings:
         bind,
         "host:port that alone serves /metrics, without a key (`python -m service` only)",
         "the main address",
+    )
+    metrics_compat: str | None = _setting(
+        None, choice("vllm"), "vllm: /metrics has vLLM's names too", "Chorus's names and OpenTelemetry's"
     )
     debug: bool = _setting(False, switch, "serve /debug/steps, the engine's last steps")
     backlog: int = _setting(2048, integer(1), "connections that may wait to be accepted")

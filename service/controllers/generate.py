@@ -39,8 +39,8 @@ async def generate(
         request.scope["state"]["body_read"] = True
         decoded = await decode_body(body, type_)
         job = await _prepare_in_time(prepare, decoded, services, arrival)
-    except (ApiError, EngineError):
-        services.metrics.record("refused", 0, None)
+    except (ApiError, EngineError) as error:
+        services.metrics.refuse(error)
         raise
     return GenerationResponse(job, services)
 

@@ -10,9 +10,11 @@ import pytest
 from anyio.abc import TaskStatus
 
 from engine.api import ChoiceStream, EngineDead, EngineNotReady, EngineState
+from engine.stats import Histogram
 from tests.contract.harness import (
     CONFIG,
     LONG,
+    PATIENT,
     EngineCase,
     answers,
     assert_idle,
@@ -138,4 +140,21 @@ async def test_health_tells_work_from_idleness(case: EngineCase) -> None:
         assert after.generation_tokens - before.generation_tokens == 10
         # computed once for both choices
         assert after.prompt_tokens - before.prompt_tokens == 40
+        assert after.prefix_tokens_looked_up == 40 and after.prefix_tokens_found == 0
+        assert after.num_preemptions == 0
         assert after.last_step_age is None
+
+
+async def test_stats_tell_steps_batches_and_gaps_between_tokens(case: EngineCase) -> None:
+    async with running(case, stream_credit=PATIENT) as engine:
+        stats, before = engine.health().stats, engine.health().num_steps
+        await answers(engine, request(2, prompt=[31] * 40, max_tokens=5))
+        num_steps = engine.health().num_steps - before
+
+        def count(histogram: Histogram) -> int:
+            return histogram.cumulative()[-1][1]
+
+        assert count(stats.step_seconds) == count(stats.batch_size) == count(stats.step_tokens) == num_steps
+        assert stats.batch_size.sum == 10, "each token was drawn by one step"
+        assert stats.step_tokens.sum == 40 + 2 * 4, "the prompt's rows, and one for each token but the first"
+        assert count(stats.inter_token_seconds) == 2 * 4

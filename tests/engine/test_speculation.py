@@ -72,6 +72,14 @@ def test_right_guesses_grow_and_wrong_ones_rest_ever_longer() -> None:
     assert (drafter.draft(text, [], 7), len(drafter.draft(text, [], 7))) == ((), 3)
 
 
+def test_a_step_of_guesses_counts_as_one_of_one_choice() -> None:
+    core, _, (sequence,) = _run(7, [greedy(60)], period=1000)
+    assert core.num_accepted_tokens > 0 and core.num_steps < len(sequence.output_ids)
+    batches = core.stats.batch_size.cumulative()
+    assert batches[0][1] == batches[-1][1] == core.num_steps
+    assert core.stats.inter_token_seconds.cumulative()[-1][1] == core.num_steps - 1
+
+
 @pytest.mark.parametrize("period", [2, 3, 9, 1000])
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, 150])
 def test_an_answer_is_the_one_of_single_steps(max_tokens: int, period: int) -> None:

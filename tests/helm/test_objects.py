@@ -158,6 +158,7 @@ def test_every_value_reaches_the_server_as_it_was_given() -> None:
         "debug": True,
         "api_keys_file": Path("/etc/chorus/api-keys/keys"),
         "metrics_bind": ("0.0.0.0", 9100),
+        "metrics_compat": "vllm",
         "ping_seconds": 5.0,
         "drain_seconds": 300.0,
         "keep_alive_seconds": 620.0,

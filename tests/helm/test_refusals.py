@@ -76,11 +76,9 @@ def test_engines_that_the_server_lacks_are_refused(engine: str) -> None:
 
 
 def test_refused_values_name_the_reserved_setting() -> None:
-    if "CHORUS_METRICS_COMPAT" in RESERVED:
-        with pytest.raises(RenderError, match="CHORUS_METRICS_COMPAT is not supported by Chorus"):
-            rendered("default", 'monitoring.compat="vllm"')
-    else:
-        rendered("default", 'monitoring.compat="vllm"')
+    assert "CHORUS_UPSTREAM_API_KEY" in RESERVED
+    with pytest.raises(RenderError, match="CHORUS_UPSTREAM_API_KEY is not supported by Chorus"):
+        rendered("default", 'engine.upstream.apiKeySecret.name="a"')
 
 
 def test_default_of_max_num_seqs_is_above_what_autoscaling_aims_at() -> None:

@@ -18,6 +18,7 @@ ELSEWHERE = {
     "device": "device",
     "engine": "engine.type",
     "metrics_bind": "monitoring.port",
+    "metrics_compat": "monitoring.compat",
     "model": "model.source",
     "served_model_name": "model.servedName",
 }

@@ -66,7 +66,7 @@ def test_a_variable_is_parsed(name: str, raw: str, field: str, value: object) ->
         ("CHORUS_BODY_TIMEOUT", "inf"),
         ("CHORUS_KV_CACHE_BYTES", "2GB"),
         ("CHORUS_TRUST_REMOTE_CODE", "maybe"),
-        ("CHORUS_METRICS_COMPAT", "vllm"),
+        ("CHORUS_METRICS_COMPAT", "vLLM"),
     ],
 )
 def test_a_bad_value_is_one_line_that_names_the_variable(name: str, raw: str) -> None:

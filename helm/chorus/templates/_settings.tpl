@@ -51,7 +51,7 @@ What service/settings.py reserves but does not serve yet: a pod with it would on
 tests/helm holds this list and its RESERVED together.
 */}}
 {{- define "chorus.reservedSettings" -}}
-CHORUS_METRICS_COMPAT CHORUS_UPSTREAM_API_KEY CHORUS_UPSTREAM_URLS
+CHORUS_UPSTREAM_API_KEY CHORUS_UPSTREAM_URLS
 {{- end }}
 
 {{/* Engines that this version's service/backends.py refuses; held together likewise. */}}
