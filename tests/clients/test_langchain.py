@@ -1,0 +1,124 @@
+"""LangChain's ChatOpenAI on the real model: what its users call, whole, streamed and in batches."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import httpx
+import pytest
+from pydantic import BaseModel, Field
+
+from tests.e2e.server import Server
+
+from . import DEFAULT, PARIS, QUESTION
+
+pytestmark = [pytest.mark.client("langchain_openai"), pytest.mark.timeout(400)]
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str = Field(max_length=20)
+    continent: Literal["Africa", "America", "Asia", "Europe"]
+
+
+class weather(BaseModel):
+    """The weather in a city."""
+
+    city: Literal["Paris", "Rome"]
+
+
+def chat(server: Server, **more: Any) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    options = {"temperature": 0, "max_tokens": 80, "max_retries": 0, **more}
+    return ChatOpenAI(model=DEFAULT, base_url=f"{server.url}/v1", api_key="none", **options)
+
+
+def test_invoke_gives_text_usage_and_the_end(server: Server) -> None:
+    message = chat(server).invoke(QUESTION)
+    assert message.content == PARIS
+    assert message.usage_metadata["input_tokens"] == 37
+    assert message.usage_metadata["total_tokens"] == 37 + message.usage_metadata["output_tokens"]
+    assert message.response_metadata["finish_reason"] == "stop"
+    assert message.response_metadata["model_name"] == DEFAULT
+
+
+def test_stream_adds_up_to_what_invoke_gives(server: Server) -> None:
+    chunks = list(chat(server, stream_usage=True).stream(QUESTION))
+    assert len(chunks) > 3
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole += chunk
+    assert whole.content == PARIS
+    assert whole.usage_metadata["input_tokens"] == 37
+    assert whole.response_metadata["finish_reason"] == "stop"
+
+
+def test_batch_answers_each_by_itself(server: Server) -> None:
+    countries = ["France", "Germany", "Japan", "Greece"]
+    answers = chat(server).batch([f"What is the capital of {country}?" for country in countries])
+    expected = zip(countries, ["Paris", "Berlin", "Tokyo", "Athens"], strict=True)
+    assert [answer.content for answer in answers] == [f"The capital of {a} is {b}." for a, b in expected]
+
+
+def test_generate_gives_n_choices(server: Server) -> None:
+    from langchain_core.messages import HumanMessage
+
+    (choices,) = chat(server, n=3).generate([[HumanMessage(QUESTION)]]).generations
+    assert [choice.text for choice in choices] == [PARIS] * 3
+
+
+def test_log_probabilities_arrive(server: Server) -> None:
+    message = chat(server, logprobs=True, top_logprobs=2).invoke(QUESTION)
+    content = message.response_metadata["logprobs"]["content"]
+    assert "".join(token["token"] for token in content).startswith(PARIS)
+    assert all(len(token["top_logprobs"]) == 2 for token in content)
+
+
+@pytest.mark.parametrize("choice", ["weather", "any"])
+def test_bound_tools_are_called_and_their_results_taken(server: Server, choice: str) -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+
+    model = chat(server).bind_tools([weather], tool_choice=choice, parallel_tool_calls=False)
+    asked = HumanMessage("What is the weather in Rome?")
+    called = model.invoke([asked])
+    (call,) = called.tool_calls
+    assert call["name"] == "weather"
+    weather.model_validate(call["args"])
+    assert called.response_metadata["finish_reason"] == ("stop" if choice == "weather" else "tool_calls")
+    whole = None
+    for chunk in model.stream([asked]):
+        whole = chunk if whole is None else whole + chunk
+    assert whole is not None
+    assert [one["args"] for one in whole.tool_calls] == [call["args"]]
+    for message in (called, whole):
+        told = ToolMessage("31 degrees", tool_call_id=message.tool_calls[0]["id"])
+        assert chat(server).invoke([asked, message, told]).content
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+def test_structured_output_gives_models(server: Server, method: str) -> None:
+    asked = 'Describe the city of Paris as JSON: {"name": "...", "continent": "..."}'
+    model = chat(server, max_tokens=200).with_structured_output(City, method=method, include_raw=True)
+    answer = model.invoke(asked)
+    if method == "json_mode":  # any object will do
+        assert isinstance(json.loads(answer["raw"].content), dict)
+        return
+    assert answer["parsing_error"] is None
+    assert isinstance(answer["parsed"], City)
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning")  # of the client's own types
+def test_structured_output_streams(server: Server) -> None:
+    parts = list(chat(server).with_structured_output(City).stream("Describe the city of Paris."))
+    assert isinstance(parts[-1], City)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # LangChain knows no other
+async def test_async_stream_adds_up(server: Server) -> None:
+    async with httpx.AsyncClient() as http:  # its own stays open
+        texts = [chunk.content async for chunk in chat(server, http_async_client=http).astream(QUESTION)]
+    assert "".join(texts) == PARIS
