@@ -67,9 +67,10 @@ def test_every_version_is_pinned() -> None:
         assert str(pinned["torch"].specifier).endswith("+cpu")
 
 
-def test_every_pin_but_torch_has_hashes() -> None:
+@pytest.mark.parametrize("lock", ["constraints.txt", "tests/clients/constraints.txt"])
+def test_every_pin_but_torch_has_hashes(lock: str) -> None:
     """pip checks them, so that no index can slip in another file under a version that was tried."""
-    text = re.sub(r" \\\n *", " ", (ROOT / "constraints.txt").read_text())
+    text = re.sub(r" \\\n *", " ", (ROOT / lock).read_text())
     for line in text.splitlines():
         if line and not line.startswith(("#", "torch==")):
             assert re.fullmatch(r"[\w.-]+==\S+( ;.*?)?( --hash=sha256:[0-9a-f]{64})+", line), line

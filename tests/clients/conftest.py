@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if find_spec(library) is None:
                 if os.environ.get("CHORUS_TEST_CLIENTS") == "required":
                     raise pytest.UsageError(f"{item.nodeid} needs {library}, which is not installed")
-                item.add_marker(pytest.mark.skip(f"{library} is not installed: pip install -e '.[clients]'"))
+                item.add_marker(pytest.mark.skip(f"{library} is not installed: see .ci/clients"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
