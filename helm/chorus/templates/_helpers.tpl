@@ -38,6 +38,11 @@ app.kubernetes.io/component: test
 {{- toYaml (merge $own .Values.commonLabels) }}
 {{- end }}
 
+{{/* The same and `more`; `own` above all. A key that came twice would be refused by some tools and overwrite in others. */}}
+{{- define "chorus.moreLabels" -}}
+{{- toYaml (merge (dict) (.own | default dict) (fromYaml (include "chorus.labels" .root)) (.more | default dict)) }}
+{{- end }}
+
 {{- define "chorus.image" -}}
 {{- $tag := .Values.image.tag | default (ternary (printf "%s-cuda" .Chart.AppVersion) .Chart.AppVersion (eq .Values.device "cuda")) }}
 {{- if .Values.image.digest -}}
