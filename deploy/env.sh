@@ -84,7 +84,12 @@ install_test() {
   install_locked --requirement "$venv/test-requirements.txt" || die "cannot install the tests' requirements"
 }
 
-# ensure KIND...: install each kind (runtime, test) whose stamp is out of date. The stamp is written last, so that an
+install_tracing() {
+  requirements_of "$venv/tracing-requirements.txt" tracing || exit 1
+  install_locked --requirement "$venv/tracing-requirements.txt" || die "cannot install OpenTelemetry"
+}
+
+# ensure KIND...: install each kind (runtime, test, tracing) whose stamp is out of date. The stamp is written last, so that an
 # interrupted install is done again.
 ensure() {
   local kind now

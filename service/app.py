@@ -26,6 +26,7 @@ from service.controllers.models import ModelsController
 from service.controllers.ops import OpsController
 from service.controllers.requests import RequestsController
 from service.errors import EXCEPTION_HANDLERS
+from service.finished import Recorder
 from service.gate import Gate
 from service.lifespan import OnDeath, Services, engine_lifespan
 from service.logs import configure_logging, log_event
@@ -58,6 +59,7 @@ def create_app(
         engine=engine,
         metrics=Metrics(engine, settings.metrics_compat),
         templates=TemplateWorkers(settings.template_timeout),
+        tracing=_tracing(settings),
         on_death=on_death,
     )
     keys = _read_keys(settings)
@@ -87,6 +89,16 @@ def _read_keys(settings: Settings) -> KeyFile | None:
         return KeyFile(settings.api_keys_file)
     except KeysError as error:
         raise SettingsError(f"CHORUS_API_KEYS_FILE: {error}") from None
+
+
+def _tracing(settings: Settings) -> Recorder | None:
+    if settings.otlp_endpoint is None:
+        return None
+    try:
+        from service.tracing import tracing_to  # OpenTelemetry is an extra
+    except ImportError:
+        raise SettingsError("CHORUS_OTLP_ENDPOINT needs OpenTelemetry: install chorus-llm[tracing]") from None
+    return tracing_to(settings.otlp_endpoint)
 
 
 def _cors(settings: Settings) -> CORSConfig | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -63,10 +64,12 @@ class GenerationResponse(ASGIResponse):
         self._first_event_at: float | None = None
         self._last_batch_at = self._started_at
         self._has_started = False
+        self._request_headers: Iterable[tuple[bytes, bytes]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcome: Outcome = "cancelled"
         services, job = self._services, self._job
+        self._request_headers = scope.get("headers", [])
         try:
             with (
                 services.quotas.running(job.caller, self._num_prompt_tokens),
@@ -219,14 +222,16 @@ class GenerationResponse(ASGIResponse):
 
     def _count(self, outcome: Outcome, usage: Usage | None) -> None:
         metrics, fan_out, failure = self._services.metrics, self._running.fan_out, self._failure
-        if outcome == "refused":
-            assert failure is not None
-            metrics.refuse(failure)
-            return
         finished = FinishedRequest(self._job, outcome, time.monotonic(), usage, failure=failure)
         if fan_out is not None:
             finished = replace(finished, prompts=fan_out.prompts, choices=fan_out.choices)
-        metrics.record(finished)
+        if outcome == "refused":
+            assert failure is not None
+            metrics.refuse(failure)
+        else:
+            metrics.record(finished)
+        if self._services.tracing is not None:
+            self._services.tracing.record(finished, self._request_headers)
 
     def _error_name(self) -> str | None:
         failure = self._failure or self._running.failure

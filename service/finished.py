@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from engine.api import EndReason, EngineOverloaded, PromptInfo
 from service.errors import CONTEXT_LENGTH_EXCEEDED, DEADLINE_EXCEEDED, error_body
@@ -85,6 +85,18 @@ class FinishedRequest:
     def num_wasted_tokens(self) -> int:
         ends = zip(self.choices, self.end_reasons, strict=True)
         return sum(choice.num_tokens for choice, end in ends if end in WITHOUT_USE)
+
+
+class Recorder(Protocol):
+    """Tells somebody elsewhere of finished requests (service.tracing, which not every process imports)."""
+
+    async def run(self) -> None:
+        """Beside the app, until cancelled."""
+        ...
+
+    def record(self, finished: FinishedRequest, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """headers: the request's own. Never blocks."""
+        ...
 
 
 def seconds_per_token(choice: SeenChoice) -> float | None:

@@ -13,6 +13,7 @@ from anyio.abc import TaskStatus
 from litestar import Litestar
 
 from engine.api import Engine, EngineDead, EngineNotReady, EngineState
+from service.finished import Recorder
 from service.limits import Quotas
 from service.logs import log_event
 from service.metrics import Metrics
@@ -50,6 +51,7 @@ class Services:
     templates: TemplateWorkers = field(default_factory=TemplateWorkers)
     running: RunningRequests = field(default_factory=RunningRequests)
     quotas: Quotas = field(default_factory=Quotas)
+    tracing: Recorder | None = None
     failure: str | None = None
     on_death: OnDeath | None = None
     started_at: int = field(default_factory=lambda: int(time.time()))
@@ -98,6 +100,8 @@ def engine_lifespan(services: Services) -> Callable[[Litestar], AbstractAsyncCon
             await group.start(_run_engine, services)
             group.start_soon(_load_tokenizer, services)
             group.start_soon(_watch_engine, services)
+            if services.tracing is not None:
+                group.start_soon(services.tracing.run)
             yield
             services.engine.stop()
             group.cancel_scope.cancel()

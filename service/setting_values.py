@@ -72,6 +72,12 @@ def origins(raw: str) -> tuple[str, ...]:
     return origins
 
 
+def url(raw: str) -> str:
+    if not re.fullmatch(r"https?://[^/\s?#@]+(/[^\s?#]*)?", raw):
+        raise ValueError("expected a URL such as http://collector:4318")
+    return raw
+
+
 def bind(raw: str) -> tuple[str, int]:
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]]+)):(\d{1,5})", raw)
     if match is None or int(match[3]) > 65535:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from engine.config import EngineConfig
 from service.parsers import REASONING_PARSERS, TOOL_PARSERS
-from service.setting_values import bind, choice, integer, origins, path, seconds, size, switch, text
+from service.setting_values import bind, choice, integer, origins, path, seconds, size, switch, text, url
 
 PREFIX = "CHORUS_"
 RESERVED = ("CHORUS_UPSTREAM_API_KEY", "CHORUS_UPSTREAM_URLS")
@@ -144,6 +144,9 @@ class Settings:
     )
     metrics_compat: str | None = _setting(
         None, choice("vllm"), "vllm: /metrics has vLLM's names too", "Chorus's names and OpenTelemetry's"
+    )
+    otlp_endpoint: str | None = _setting(
+        None, url, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets the spans of requests", "no tracing"
     )
     debug: bool = _setting(False, switch, "serve /debug/steps, the engine's last steps")
     backlog: int = _setting(2048, integer(1), "connections that may wait to be accepted")

@@ -32,11 +32,16 @@ def helm(*arguments: str) -> str:
     return done.stdout
 
 
+def rendered_text(value_set: str = "default", *overrides: str, release: str = "chorus") -> str:
+    """What helm makes of a file in helm/chorus/ci, with `--set-json` overrides."""
+    options = [option for override in overrides for option in ("--set-json", override)]
+    return helm("template", release, str(CHART), "-n", "llm", "-f", str(VALUE_SETS[value_set]), *options)
+
+
 @functools.cache
 def rendered(value_set: str = "default", *overrides: str, release: str = "chorus") -> tuple[Object, ...]:
-    """The objects of a file in helm/chorus/ci, with `--set-json` overrides. Treat them as constants."""
-    options = [option for override in overrides for option in ("--set-json", override)]
-    text = helm("template", release, str(CHART), "-n", "llm", "-f", str(VALUE_SETS[value_set]), *options)
+    """Its objects. Treat them as constants."""
+    text = rendered_text(value_set, *overrides, release=release)
     return tuple(document for document in yaml.safe_load_all(text) if document)
 
 

@@ -21,7 +21,9 @@ from tests.helm.chart import (
     own_containers,
     pod_specs,
     rendered,
+    rendered_text,
     server,
+    yaml,
 )
 
 every_value_set = pytest.mark.parametrize("value_set", VALUE_SETS)
@@ -105,6 +107,39 @@ def test_long_release_names_stay_within_the_limits() -> None:
         assert len(item["metadata"]["name"]) <= 63
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses what YAML does not allow and its parsers take: a key that comes twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"twice: {[key for key in keys if keys.count(key) > 1]} {node.start_mark}"
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+@pytest.mark.parametrize("value_set", ["cpu", "podmonitor", "everything"])
+def test_labels_and_annotations_of_the_user_never_replace_or_repeat_the_charts(value_set: str) -> None:
+    """A pod whose label was overwritten would no longer be selected by its own Deployment."""
+    labels = {"app.kubernetes.io/component": "mine", "app.kubernetes.io/name": "mine", "team": "llm"}
+    options = {"podLabels": labels, "commonLabels": labels, "podAnnotations": {"checksum/config": "mine", "a": "b"}}
+    options |= {f"monitoring.{kind}.labels": labels for kind in ("serviceMonitor", "podMonitor", "prometheusRule")}
+    options["monitoring.dashboard.labels"] = labels
+    text = rendered_text(value_set, *(f"{key}={json.dumps(value)}" for key, value in options.items()))
+    objects = tuple(item for item in yaml.load_all(text, _StrictLoader) if item)
+    own = rendered(value_set)
+    for item in objects:
+        found = item["metadata"].get("labels", {})
+        if "helm.sh/chart" not in found:
+            continue  # of extraObjects, which are the user's own
+        assert found["app.kubernetes.io/name"] != "mine" and found["team"] == "llm"
+    for kind, component in (("Service", "server"), ("Pod", "test")):
+        assert only(objects, kind)["metadata"]["labels"]["app.kubernetes.io/component"] == component
+    template, before = deployment(objects)["template"]["metadata"], deployment(own)["template"]["metadata"]
+    assert deployment(objects)["selector"]["matchLabels"].items() <= template["labels"].items()
+    assert template["labels"]["team"] == "llm"
+    assert template["annotations"] == {"checksum/config": before["annotations"]["checksum/config"], "a": "b"}
+
+
 # -- settings
 
 
@@ -159,6 +194,7 @@ def test_every_value_reaches_the_server_as_it_was_given() -> None:
         "api_keys_file": Path("/etc/chorus/api-keys/keys"),
         "metrics_bind": ("0.0.0.0", 9100),
         "metrics_compat": "vllm",
+        "otlp_endpoint": "http://collector.tracing:4318",
         "ping_seconds": 5.0,
         "drain_seconds": 300.0,
         "keep_alive_seconds": 620.0,

@@ -33,6 +33,9 @@ REFUSALS = [
     ('model={"source": "image", "image": {"reference": "models:latest"}, "servedName": "a"}', "/model/image/reference"),
     ('model.newClaim.accessMode="ReadOnlyMany"', "/model/newClaim/accessMode"),
     ('extraEnv=[{"name": "CHORUS_MAX_N", "value": "3"}]', "/extraEnv/0/name"),
+    ('extraEnv=[{"name": "HF_TOKEN", "value": "hf_x"}]', "valueFrom.secretKeyRef"),
+    ('extraEnv=[{"name": "proxy_password", "value": "x"}]', "valueFrom.secretKeyRef"),
+    ('extraEnv=[{"name": "OTEL_EXPORTER_OTLP_HEADERS", "value": "api-key=x"}]', "valueFrom.secretKeyRef"),
     ('autoscaling.type="cpu"', "/autoscaling/type"),
     ("autoscaling.minReplicas=0", "/autoscaling/minReplicas"),
     ("autoscaling.minReplicas=5", "minReplicas is greater"),
@@ -52,6 +55,12 @@ def test_refused(override: str, reason: str) -> None:
     with pytest.raises(RenderError) as refusal:
         rendered("default", *override.split(";"))
     assert reason in str(refusal.value)
+
+
+def test_names_that_only_contain_a_word_of_secrets_are_taken() -> None:
+    env = [{"name": "TOKENIZERS_PARALLELISM", "value": "true"}, {"name": "KEYCLOAK_URL", "value": "http://k"}]
+    secret = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    rendered("default", f"extraEnv={json.dumps([*env, secret])}")
 
 
 def test_grace_period_that_suffices_is_taken() -> None:

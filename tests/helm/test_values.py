@@ -20,6 +20,7 @@ ELSEWHERE = {
     "metrics_bind": "monitoring.port",
     "metrics_compat": "monitoring.compat",
     "model": "model.source",
+    "otlp_endpoint": "monitoring.otlpEndpoint",
     "served_model_name": "model.servedName",
 }
 """Settings that are not the value of the same name under engine or server."""

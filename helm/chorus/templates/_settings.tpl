@@ -10,6 +10,7 @@ null leaves a setting to the server's own default. tests/helm holds values.yaml 
   "CHORUS_SERVED_MODEL_NAME" .Values.model.servedName
   "CHORUS_MODEL" (include "chorus.modelLocation" .)
   "CHORUS_METRICS_COMPAT" .Values.monitoring.compat
+  "CHORUS_OTLP_ENDPOINT" .Values.monitoring.otlpEndpoint
   "CHORUS_UPSTREAM_URLS" (join "," .Values.engine.upstream.urls) }}
 {{- if .Values.apiKeys.existingSecret }}
 {{- $_ := set $settings "CHORUS_API_KEYS_FILE" "/etc/chorus/api-keys/keys" }}
@@ -61,6 +62,11 @@ vllm upstream
 
 {{/* What the schema cannot say. */}}
 {{- define "chorus.check" -}}
+{{- range .Values.extraEnv }}
+{{- if and .value (regexMatch "(?i)(^|_)(TOKENS?|SECRETS?|PASSWORDS?|PASSWD|(API|ACCESS|PRIVATE)_?KEYS?|CREDENTIALS?)(_|$)|^OTEL_EXPORTER_OTLP_(.*_)?HEADERS$" .name) }}
+{{- fail (printf "extraEnv %s looks like a secret: give it by valueFrom.secretKeyRef, so that it is not in the Deployment for everybody to read" .name) }}
+{{- end }}
+{{- end }}
 {{- $reserved := splitList " " (include "chorus.reservedSettings" .) }}
 {{- $used := keys (fromYaml (include "chorus.settings" .)) }}
 {{- if .Values.engine.upstream.apiKeySecret.name }}{{ $used = append $used "CHORUS_UPSTREAM_API_KEY" }}{{ end }}

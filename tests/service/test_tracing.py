@@ -1,0 +1,181 @@
+"""Spans: one for a request and one for each choice, made at its end, and gone to the collector before the app's."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanKind, StatusCode
+
+from engine.api import ChoiceFailed, EngineOverloaded
+from engine.config import EngineConfig
+from engine.fake import FakeEngine
+from service.app import create_app
+from service.event_stream import GenerationResponse
+from service.job import GenerationJob
+from service.lifespan import Services
+from service.settings import Settings, SettingsError, read_settings
+from service.tracing import MAX_WAITING, Tracing, tracing_to
+
+from .asgi import Client, make_job, services_of
+
+pytestmark = pytest.mark.anyio
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+
+
+class Collector(SpanExporter):
+    def __init__(self, result: SpanExportResult = SpanExportResult.SUCCESS) -> None:
+        self.batches: list[Sequence[ReadableSpan]] = []
+        self._result = result
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.batches.append(spans)
+        return self._result
+
+    @property
+    def request(self) -> Any:
+        (span,) = (span for span in self.spans if span.kind is SpanKind.SERVER)
+        return span
+
+    @property
+    def choices(self) -> list[Any]:
+        return [span for span in self.spans if span.kind is not SpanKind.SERVER]
+
+    @property
+    def spans(self) -> list[Any]:
+        return [span for batch in self.batches for span in batch]
+
+
+@asynccontextmanager
+async def traced(engine: FakeEngine, collector: Collector) -> AsyncIterator[Services]:
+    """All spans are with the collector at the end."""
+    async with services_of(engine) as services:
+        services.tracing = Tracing(collector)
+        async with anyio.create_task_group() as group:
+            group.start_soon(services.tracing.run)
+            await anyio.lowlevel.checkpoint()
+            yield services
+            group.cancel_scope.cancel()
+
+
+async def ask(services: Services, job: GenerationJob, *headers: tuple[bytes, bytes]) -> None:
+    client = Client()
+    job = replace(job, received_at=time.monotonic())
+    await GenerationResponse(job, services)({"headers": list(headers)}, client.receive, client.send)  # type: ignore
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_a_request_is_a_span_and_each_choice_one_below_it(stream: bool) -> None:
+    """Not one per token or per send: 11 tokens make 4 spans."""
+    collector, before = Collector(), time.time_ns()
+    async with traced(FakeEngine(EngineConfig()), collector) as services:
+        await ask(services, make_job(3, stream=stream, max_tokens=(1, 5, 5)))
+    request = collector.request
+    assert len(collector.spans) == 4
+    assert before <= request.start_time <= request.end_time <= time.time_ns()
+    attributes = dict(request.attributes)
+    assert request.name == "chat m" and request.status.status_code is StatusCode.UNSET
+    assert attributes["gen_ai.operation.name"] == "chat" and attributes["gen_ai.request.choice.count"] == 3
+    assert (attributes["gen_ai.usage.input_tokens"], attributes["gen_ai.usage.output_tokens"]) == (3, 11)
+    assert attributes["gen_ai.response.finish_reasons"] == ("length",) * 3
+    assert attributes["gen_ai.response.id"] == "id-1" and attributes["chorus.outcome"] == "ok"
+    for index, choice in enumerate(collector.choices):
+        assert choice.parent.span_id == request.context.span_id
+        assert [event.name for event in choice.events] == ["queue", "prefill", "decode"]
+        times = [event.timestamp for event in choice.events]
+        assert request.start_time == times[0] <= times[1] <= times[2] <= choice.end_time <= request.end_time
+        assert choice.attributes["gen_ai.request.seed"] == str(index)
+        assert choice.attributes["gen_ai.usage.output_tokens"] == (1, 5, 5)[index]
+
+
+async def test_the_callers_trace_goes_on() -> None:
+    collector = Collector()
+    async with traced(FakeEngine(EngineConfig()), collector) as services:
+        await ask(services, make_job(), (b"traceparent", f"00-{TRACE}-{PARENT}-01".encode()))
+    assert {f"{span.context.trace_id:032x}" for span in collector.spans} == {TRACE}
+    assert f"{collector.request.parent.span_id:016x}" == PARENT
+
+
+@pytest.mark.parametrize("value", [b"nonsense", b"\xff", b"00-0-0-01", b""])
+async def test_what_is_no_traceparent_is_passed_over(value: bytes) -> None:
+    collector = Collector()
+    async with traced(FakeEngine(EngineConfig()), collector) as services:
+        await ask(services, make_job(), (b"traceparent", value))
+    assert collector.request.parent is None
+
+
+async def test_a_trace_that_its_caller_does_not_sample_leaves_nothing() -> None:
+    collector = Collector()
+    async with traced(FakeEngine(EngineConfig()), collector) as services:
+        await ask(services, make_job(), (b"traceparent", f"00-{TRACE}-{PARENT}-00".encode()))
+    assert collector.spans == []
+
+
+async def test_failures_and_refusals_are_errors_with_a_type() -> None:
+    collector = Collector()
+    engine = FakeEngine(EngineConfig(), rule=lambda *_: -1)
+    async with traced(engine, collector) as services:
+        with pytest.raises(ChoiceFailed):
+            await ask(services, make_job(2, stream=False))
+        engine.refuse_next(EngineOverloaded("full"))
+        with pytest.raises(EngineOverloaded):
+            await ask(services, make_job())
+    failed, refused = (span for span in collector.spans if span.kind is SpanKind.SERVER)
+    for span, outcome, name in ((failed, "error", "ChoiceFailed"), (refused, "refused", "EngineOverloaded")):
+        assert span.status.status_code is StatusCode.ERROR and span.attributes["error.type"] == name
+        assert span.attributes["chorus.outcome"] == outcome
+    assert len(collector.choices) == 2, "what is refused has no choices"
+
+
+async def test_no_text_of_prompt_or_answer_is_in_a_span() -> None:
+    collector = Collector()
+    async with traced(FakeEngine(EngineConfig()), collector) as services:
+        await ask(services, make_job(2, max_tokens=(8,), stop=("zebra",)))
+    said = "".join(span.to_json() for span in collector.spans)
+    assert "defgh" not in said and "zebra" not in said
+
+
+async def test_a_collector_that_takes_nothing_costs_bounded_memory(caplog: pytest.LogCaptureFixture) -> None:
+    collector = Collector(SpanExportResult.FAILURE)
+    async with traced(FakeEngine(EngineConfig()), collector) as services:
+        for _ in range(3):
+            await ask(services, make_job(64, stream=False, max_tokens=(1,)))
+    assert sum(map(len, collector.batches)) == 3 * 65 < MAX_WAITING
+    assert "spans were lost" in caplog.text
+
+
+async def test_a_collector_that_is_not_there_does_not_hold_the_end() -> None:
+    """Its port refuses; the exporter would try again for longer than anybody waits."""
+    tracing = tracing_to("http://127.0.0.1:1")
+    async with services_of(FakeEngine(EngineConfig())) as services, anyio.create_task_group() as group:
+        services.tracing = tracing
+        group.start_soon(tracing.run)
+        await ask(services, make_job(max_tokens=(1,)))
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("raw", ["collector:4318", "http://user:secret@collector", "http://c/?a=b", "ftp://c"])
+def test_an_endpoint_is_a_url_without_secrets(raw: str) -> None:
+    with pytest.raises(SettingsError, match="CHORUS_OTLP_ENDPOINT"):
+        read_settings({"CHORUS_OTLP_ENDPOINT": raw})
+
+
+def test_without_the_extra_the_start_ends_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "service.tracing", None)
+    with pytest.raises(SettingsError, match=r"chorus-llm\[tracing\]"):
+        create_app(Settings(engine="fake", otlp_endpoint="http://collector:4318"))
+
+
+def test_it_is_off_by_default() -> None:
+    app = create_app(Settings(engine="fake"))
+    assert app.state.services.tracing is None
