@@ -66,13 +66,13 @@ _TIMEOUT = {
     "name": "X-Request-Timeout",
     "in": "header",
     "description": "Seconds after which the answer ends with what there is.",
-    "schema": {"type": "number", "exclusiveMinimum": 0},
+    "schema": {"type": "string", "pattern": "^(?=.*[1-9])[0-9]{1,9}(\\.[0-9]{1,9})?$"},
 }
 _REQUEST_ID = {
     "name": "X-Request-Id",
     "in": "header",
     "description": "Echoed in the answer and in the log.",
-    "schema": {"type": "string", "maxLength": 256},
+    "schema": {"type": "string", "pattern": "^[!-~]([ -~]{0,254}[!-~])?$"},
 }
 
 OPERATIONS = (
@@ -200,6 +200,7 @@ def _schemas() -> Json:
     for name, fields in (("ChatCompletionRequest", CHAT_FIELDS), ("CompletionRequest", COMPLETION_FIELDS)):
         for field, schema in schemas[name]["properties"].items():
             schema["description"] = _note(fields[field])
+    schemas["ChatCompletionRequest"]["properties"]["messages"]["minItems"] = 1
     return schemas
 
 
