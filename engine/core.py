@@ -12,7 +12,8 @@ from engine.kv_cache import KVCache
 from engine.matchers import Matcher
 from engine.plan import ModelRunner, SampledToken, StepPlan
 from engine.planner import build_plan
-from engine.scheduler import Schedule, Scheduler
+from engine.schedule import Schedule
+from engine.scheduler import Scheduler
 from engine.sequence import Prefill, Sequence, Update
 from engine.stats import EngineStats
 

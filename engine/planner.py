@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from engine.api import SamplingParams
 from engine.plan import KEY_TILE, PAGE_SIZE, AttentionSegment, SamplingRow, StepPlan
-from engine.scheduler import Chunk, Schedule
+from engine.schedule import Chunk, Schedule
 from engine.sequence import PAGES_PER_TILE, KVPath, PromptState, Sequence
 
 _CERTAIN = 1e30
