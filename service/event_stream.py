@@ -58,11 +58,9 @@ class GenerationResponse(ASGIResponse):
         self._job = job
         self._services = services
         self._running = RunningRequest(job, services.settings.write_timeout)
-        self._started_at = anyio.current_time()
         self._presenter: Presenter | None = None
         self._failure: Exception | None = None
-        self._first_event_at: float | None = None
-        self._last_batch_at = self._started_at
+        self._last_batch_at = anyio.current_time()
         self._has_started = False
         self._request_headers: Iterable[tuple[bytes, bytes]] = []
 
@@ -162,8 +160,6 @@ class GenerationResponse(ASGIResponse):
             while True:
                 batch += events.receive_nowait()
         self._last_batch_at = anyio.current_time()
-        if self._first_event_at is None and batch:
-            self._first_event_at = self._last_batch_at
         return batch
 
     async def _ping(self, events: MemoryObjectSendStream[Batch], scope: anyio.CancelScope) -> None:
@@ -192,11 +188,11 @@ class GenerationResponse(ASGIResponse):
 
     def _record(self, outcome: Outcome) -> None:
         """The metrics and the one log line of this request; it has no text of prompt or answer."""
-        job, now = self._job, anyio.current_time()
+        job = self._job
         usage = None if self._presenter is None else self._presenter.usage()
-        self._count(outcome, usage)
+        finished = self._finished(outcome, usage)
+        self._count(finished)
         self._services.quotas.spend(job.caller, 0 if usage is None else usage.completion_tokens)
-        first_event_at = now if self._first_event_at is None else self._first_event_at
         log_event(
             logger,
             "request",
@@ -215,21 +211,23 @@ class GenerationResponse(ASGIResponse):
             prompt_tokens=usage and usage.prompt_tokens,
             completion_tokens=usage and usage.completion_tokens,
             cached_tokens=usage and usage.prompt_tokens_details.cached_tokens,
-            # until the engine's first update: waiting and prefill
-            queue_ms=round((first_event_at - self._started_at) * 1000),
-            total_ms=round((now - self._started_at) * 1000),
+            # until the engine began with the first prompt; until the first token of any choice; all from the arrival
+            queue_ms=_milliseconds(min(finished.queue_seconds, default=None)),
+            first_token_ms=_milliseconds(finished.first_token_seconds),
+            total_ms=_milliseconds(finished.seconds),
         )
 
-    def _count(self, outcome: Outcome, usage: Usage | None) -> None:
-        metrics, fan_out, failure = self._services.metrics, self._running.fan_out, self._failure
-        finished = FinishedRequest(self._job, outcome, time.monotonic(), usage, failure=failure)
-        if fan_out is not None:
-            finished = replace(finished, prompts=fan_out.prompts, choices=fan_out.choices)
-        if outcome == "refused":
-            assert failure is not None
-            metrics.refuse(failure)
+    def _finished(self, outcome: Outcome, usage: Usage | None) -> FinishedRequest:
+        finished = FinishedRequest(self._job, outcome, time.monotonic(), usage, failure=self._failure)
+        fan_out = self._running.fan_out
+        return finished if fan_out is None else replace(finished, prompts=fan_out.prompts, choices=fan_out.choices)
+
+    def _count(self, finished: FinishedRequest) -> None:
+        if finished.outcome == "refused":
+            assert finished.failure is not None
+            self._services.metrics.refuse(finished.failure)
         else:
-            metrics.record(finished)
+            self._services.metrics.record(finished)
         if self._services.tracing is not None:
             self._services.tracing.record(finished, self._request_headers)
 
@@ -250,3 +248,7 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope, watc
         while (await receive())["type"] != "http.disconnect":
             pass
         scope.cancel()
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(1000 * seconds)

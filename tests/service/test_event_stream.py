@@ -291,6 +291,27 @@ async def test_one_log_line_tells_all_but_the_text(caplog: pytest.LogCaptureFixt
         "completion_tokens": 10,
         "cached_tokens": 0,
     }
+    for line in lines[:2]:
+        assert 0 <= line["queue_ms"] <= line["first_token_ms"] <= line["total_ms"]
+
+
+@pytest.mark.trio
+async def test_the_log_line_tells_waiting_from_computing(
+    autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Times are by the system's clock, so a jumping one leaves them near zero; but a wait that never ended is none."""
+    caplog.set_level(logging.INFO, "chorus.request")
+    engine = FakeEngine(EngineConfig(max_num_seqs=1), step_seconds=40)
+    async with services_without_limit(engine) as services, anyio.create_task_group() as group:
+        group.start_soon(answer, services, make_job(max_tokens=(3,)))
+        await anyio.sleep(1)
+        client = Client()
+        group.start_soon(answer, services, make_job(max_tokens=(3,)), client)
+        await anyio.sleep(50)
+        client.gone.set()
+    left, served = [record.__dict__["fields"] for record in caplog.records if record.name == "chorus.request"]
+    assert (left["queue_ms"], left["first_token_ms"]) == (None, None)
+    assert served["queue_ms"] is not None and served["first_token_ms"] is not None
 
 
 @pytest.mark.trio
