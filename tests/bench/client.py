@@ -8,11 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.bench.metrics import RequestTimes
-
-
-class BenchError(Exception):
-    """The server refused a request or broke a stream."""
+from tests.bench.metrics import BenchError, RequestTimes
 
 
 async def timed_chat(

@@ -11,8 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.bench.client import BenchError
-from tests.bench.metrics import StreamTally
+from tests.bench.metrics import BenchError, StreamTally
 
 READ_BYTES = 2**18
 TAIL_BYTES = 4096

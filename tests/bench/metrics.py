@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 
+class BenchError(Exception):
+    """The server refused a request or broke a stream."""
+
+
 @dataclass(slots=True)
 class RequestTimes:
     """One streamed request, in seconds on one clock.

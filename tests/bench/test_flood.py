@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.bench.client import BenchError
 from tests.bench.flood import flood
+from tests.bench.metrics import BenchError
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 ANSWER = b'data: {"a": 1}\n\ndata: {"usage": {"completion_tokens":7}}\n\ndata: [DONE]\n\n'
