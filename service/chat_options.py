@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from service.errors import ApiError, invalid
 from service.model_parsers import ModelParsers
 from service.sampling import given
 from service.schemas.chat import AssistantMessage, ChatCompletionRequest
-from service.templates import TemplateOptions
+from service.templates import TemplateOptions, knows
 from service.tools import ToolUse
 
 
@@ -59,11 +58,6 @@ def _effort(effort: str | None, parsers: ModelParsers, template: str) -> Mapping
     if effort == "none" and parsers.reasoning is None:
         return {}  # as it is: the model does not reason
     raise _unknown_to_template("reasoning_effort", "reasoning_effort")
-
-
-def knows(template: str, name: str) -> bool:
-    """Whether the source speaks of it at all."""
-    return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
 def _unknown_to_template(param: str, name: str) -> ApiError:

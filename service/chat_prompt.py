@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from service.call_forms import CALL_FORMS, COMMON_FORM
-from service.chat_options import knows, template_options
+from service.chat_options import template_options
 from service.errors import invalid
 from service.lifespan import Services
-from service.messages import RenderedMessage, with_calls_as_text
+from service.messages import RenderedMessage
+from service.plain_tools import with_calls_as_text, with_results_as_text, with_tools_as_text
 from service.requests import in_thread
 from service.sampling import truncated
 from service.schemas.chat import ChatCompletionRequest
-from service.templates import TemplateError, TemplateOptions
+from service.templates import TemplateError, TemplateOptions, knows
 from service.tokenizer import Tokenizer
 from service.tools import ToolUse
 
@@ -30,8 +32,14 @@ async def chat_prompt(
         raise invalid(message, "chat_template", "unsupported_parameter")
     source = tokenizer.chat_template if own is None else own
     options = template_options(request, tools, services.parsers, source)
+    form = CALL_FORMS.get(services.parsers.tools or "", CALL_FORMS[COMMON_FORM])
     if not knows(source, "tool_calls"):
-        messages = with_calls_as_text(messages, CALL_FORMS.get(services.parsers.tools or "", CALL_FORMS[COMMON_FORM]))
+        messages = with_calls_as_text(messages, form)
+    if not knows(source, "tools"):
+        messages = with_results_as_text(messages) if not knows(source, "tool") else messages
+        if options.tools:
+            messages = with_tools_as_text(messages, options.tools, form)
+            options = replace(options, tools=())
     try:
         if own is None:
             token_ids = await in_thread(lambda tokenizer: tokenizer.render_chat(messages, options), services)

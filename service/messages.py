@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import cast
 
-from service.call_forms import CallForm
 from service.errors import invalid
 from service.schemas.chat import (
     AssistantMessage,
@@ -101,15 +99,3 @@ def _call(id_: str, name: str, arguments: str, place: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise invalid(f"`{place}.arguments` is no JSON object.", f"{place}.arguments")
     return {"id": id_, "type": "function", "function": {"name": name, "arguments": value}}
-
-
-def with_calls_as_text(messages: Sequence[RenderedMessage], form: CallForm) -> list[RenderedMessage]:
-    """For a template that knows no calls: they stand behind the content, as the model itself was made to write them."""
-    return [_written(message, form) if "tool_calls" in message else message for message in messages]
-
-
-def _written(message: RenderedMessage, form: CallForm) -> RenderedMessage:
-    functions = [call["function"] for call in cast("list[dict[str, dict[str, str]]]", message["tool_calls"])]
-    calls = [(function["name"], json.dumps(function["arguments"], ensure_ascii=False)) for function in functions]
-    text = "\n".join(filter(None, (cast("str | None", message["content"]), form.written(calls))))
-    return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": text}

@@ -35,6 +35,11 @@ class TemplateOptions:
 PLAIN = TemplateOptions()
 
 
+def knows(template: str, name: str) -> bool:
+    """Whether a template's source speaks of it at all."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class TemplateCall:
     """One rendering. In messages, tools and variables every control token's spelling stands between two markers, so

@@ -94,8 +94,8 @@ def _only(functions: list[tuple[int, FunctionSpec]], names: Sequence[str]) -> li
 
 def _no_calls(param: str) -> ApiError:
     message = (
-        f"Unsupported parameter: `{param}`: this model's chat template knows no tools; calls can be had from it with "
-        "`tool_choice` `required` or a named one."
+        f"Unsupported parameter: `{param}`: this server does not know how the model writes calls; they can be had from "
+        "it with `tool_choice` `required` or a named one."
     )
     return invalid(message, param, "unsupported_parameter")
 

@@ -13,6 +13,7 @@ import pytest
 from engine.api import JsonBlocks, TokenPrompt
 from engine.fake import TokenRule
 from service.call_forms import CALL_FORMS
+from service.model_parsers import parsers_of
 from service.tokenizer import ByteTokenizer
 
 from .apps import SETTINGS, Client, check_error, serving
@@ -237,6 +238,62 @@ def test_a_template_that_knows_no_calls_gets_them_as_the_model_writes_them(
             assert f"|assistant\n{expected}|" in prompt_of(client)
         found = answer["choices"][0]["message"]["tool_calls"]
     assert [call["function"]["name"] for call in found] == ["get_weather", "now"]
+
+
+@pytest.mark.parametrize("family", CALL_FORMS)
+@pytest.mark.parametrize(
+    ("first", "shape"),
+    [
+        ([], "|user\n{tools}\n\nhi|"),
+        ([{"role": "system", "content": "Be brief."}], "|system\nBe brief.\n\n{tools}||user\nhi|"),
+        ([{"role": "assistant", "content": "Hello."}], "|user\n{tools}||assistant\nHello.||user\nhi|"),
+    ],
+)
+def test_a_template_that_knows_no_tools_gets_them_as_text_and_calls_are_found(
+    family: str, first: list[dict[str, str]], shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else agents get a 400 from a model whose template is a plain one, the default model's among them."""
+    monkeypatch.setattr(ByteTokenizer, "chat_template", "{{ messages }}")
+    text = CALL_FORMS[family].written([("get_weather", '{"city": "Köln"}')])
+    with model(text, tool_parser=family) as client:
+        (choice,) = same_both_ways(client, PATH, BODY | {"messages": [*first, *HELLO]})
+        prompt = prompt_of(client)
+    before, after = shape.split("{tools}")
+    assert prompt.startswith(before) and after in prompt
+    shown = [json.loads(line) for line in prompt.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()]
+    assert [function["name"] for function in shown] == ["get_weather", "now"] and shown[0]["parameters"] == WEATHER
+    assert CALL_FORMS[family].before.format("name of the function") in prompt
+    (call,) = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Köln"}
+
+
+def test_a_template_that_knows_no_tools_gets_their_results_from_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates without tools refuse the role, or leave such messages out."""
+    monkeypatch.setattr(ByteTokenizer, "chat_template", "{{ messages }}")
+    calls = [{"id": key, "type": "function", "function": {"name": "now", "arguments": "{}"}} for key in "ab"]
+    results = [{"role": "tool", "tool_call_id": key, "content": f"noon {key}"} for key in "ab"]
+    history = [*HELLO, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
+    with model("x") as client:
+        for tools in (TOOLS, None):
+            whole(client, PATH, BODY | {"messages": [*history, *HELLO], "tools": tools})
+            told = "<tool_response>\nnoon a\n</tool_response>\n<tool_response>\nnoon b\n</tool_response>"
+            assert f"|user\n{told}||user\nhi|" in prompt_of(client)
+
+
+@pytest.mark.parametrize(
+    ("template", "setting", "expected"),
+    [
+        ("{{ messages }}", "auto", "hermes"),
+        ("{{ messages }}", "none", None),
+        ("{{ messages }}", "mistral", "mistral"),
+        ("{{ messages }} {{ tools }}", "auto", None),
+    ],
+)
+def test_the_common_form_is_for_templates_that_know_no_tools(
+    template: str, setting: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ByteTokenizer, "chat_template", template)
+    assert parsers_of(ByteTokenizer(), setting, "none").tools == expected
 
 
 def test_an_answer_with_calls_is_taken_back_as_it_came() -> None:
