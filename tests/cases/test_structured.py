@@ -6,19 +6,15 @@ import copy
 import json
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.plan import ModelRunner
-from engine.thread import EngineThread
-from service.settings import Settings
-from tests.engine.constrained import RandomRunner, violations
-from tests.engine.families import byte_tokenizer
+from tests.engine.constrained import violations
 from tests.engine.test_grammar_random import random_schema
-from tests.service.apps import Client, check_error, serving
+from tests.service.apps import Client, check_error
 from tests.service.folding import same_both_ways, whole
+from tests.service.random_model import random_model
 
 CHAT = "/v1/chat/completions"
 PLACE = "response_format.json_schema.schema"
@@ -33,16 +29,7 @@ BODY: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    folder: Path = tmp_path_factory.mktemp("bytes")
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{{ tools }}{% for message in messages %}{{ message.content }}{% endfor %}"
-    tokenizer.save_pretrained(folder)
-    settings = Settings(engine="fake", served_model_name="org/m", tool_parser="hermes")
-
-    def load(_: object) -> ModelRunner:
-        return RandomRunner(num_pages=256, model_path=str(folder))
-
-    with serving(settings, engine=EngineThread(settings.engine_config(), load)) as client:  # type: ignore[arg-type]
+    with random_model(tmp_path_factory.mktemp("bytes")) as client:
         yield client
 
 

@@ -5,26 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
-from engine.plan import ModelRunner
-from engine.thread import EngineThread
-from service.settings import Settings
-from tests.engine.constrained import RandomRunner
-from tests.engine.families import byte_tokenizer
-
-from .apps import Client, check_error, serving
+from .apps import Client, check_error
 from .folding import same_both_ways, whole
+from .random_model import random_model
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-)
 BODY: dict[str, Any] = {
     "model": "org/m",
     "messages": [{"role": "user", "content": "hi"}],
@@ -46,16 +36,7 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    folder: Path = tmp_path_factory.mktemp("bytes")
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    settings = Settings(engine="fake", served_model_name="org/m", tool_parser="hermes")
-
-    def load(_: object) -> ModelRunner:
-        return RandomRunner(num_pages=256, model_path=str(folder))
-
-    with serving(settings, engine=EngineThread(settings.engine_config(), load)) as client:  # type: ignore[arg-type]
+    with random_model(tmp_path_factory.mktemp("bytes")) as client:
         yield client
 
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import torch
 
-from engine.plan import ModelRunner, SampledToken, StepPlan
+from engine.plan import SampledToken, StepPlan
 from engine.sampler import sample
-from engine.thread import EngineThread
-from service.settings import Settings
 from tests.engine.constrained import RandomRunner, token_texts
-from tests.engine.families import byte_tokenizer
 
-from .apps import Client, check_error, serving
+from .apps import Client, check_error
 from .folding import same_both_ways, whole
+from .random_model import random_model
 
 CHAT = "/v1/chat/completions"
 LEAD = "Let me see: <b> <tool_call>"
@@ -60,16 +57,7 @@ class LeadingRunner(RandomRunner):
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    folder: Path = tmp_path_factory.mktemp("bytes")
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{{ tools }}{% for message in messages %}{{ message.content }}{% endfor %}"
-    tokenizer.save_pretrained(folder)
-    settings = Settings(engine="fake", served_model_name="org/m", tool_parser="hermes", reasoning_parser="none")
-
-    def load(_: object) -> ModelRunner:
-        return LeadingRunner(num_pages=256, model_path=str(folder))
-
-    with serving(settings, engine=EngineThread(settings.engine_config(), load)) as client:  # type: ignore[arg-type]
+    with random_model(tmp_path_factory.mktemp("bytes"), LeadingRunner) as client:
         yield client
 
 
