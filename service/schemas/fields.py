@@ -212,7 +212,7 @@ CHAT_FIELDS: Mapping[str, FieldRule] = {
     "tool_choice[allowed_tools].allowed_tools.tools[function].function": _honoured("which"),
     "tool_choice[allowed_tools].allowed_tools.tools[function].function.name": _honoured("one of the tools'"),
     "tool_choice[custom]": _refused(_CUSTOM),
-    "tools": _honoured("up to 128; a model whose chat template knows none is shown them as text, to be called as in `<tool_call>`"),
+    "tools": _honoured("up to 128; shown as text, to be called by `<tool_call>`, where the chat template knows none"),
     "tools[function]": _honoured("a function"),
     "tools[function].type": _honoured("the kind of tool"),
     "tools[function].function": _honoured("what it is"),
