@@ -25,6 +25,7 @@ from service.controllers.completions import CompletionsController
 from service.controllers.models import ModelsController
 from service.controllers.ops import OpsController
 from service.controllers.requests import RequestsController
+from service.controllers.tokenize import TokenizeController
 from service.errors import EXCEPTION_HANDLERS
 from service.finished import Recorder
 from service.gate import Gate
@@ -64,7 +65,14 @@ def create_app(
     )
     keys = _read_keys(settings)
     app = Litestar(
-        route_handlers=[ChatController, CompletionsController, ModelsController, RequestsController, OpsController],
+        route_handlers=[
+            ChatController,
+            CompletionsController,
+            TokenizeController,
+            ModelsController,
+            RequestsController,
+            OpsController,
+        ],
         dependencies={"services": Provide(lambda: services, sync_to_thread=False)},
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[*before, engine_lifespan(services)],

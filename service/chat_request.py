@@ -30,7 +30,7 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
     n = given(request.n, 1)
     check_sampling(request, max_tokens, n, 1, services.settings)
     fan_out = fan_out_of(request, n, services, arrival.caller)
-    _check_num_messages(len(messages), services)
+    check_num_messages(len(messages), services)
     tools = tool_use(request, services.parsers)
     constraint = _constraint(request, tools)
     continues = bool(request.continue_final_message)
@@ -95,7 +95,7 @@ def _with_parsers(
     )
 
 
-def _check_num_messages(num_messages: int, services: Services) -> None:
+def check_num_messages(num_messages: int, services: Services) -> None:
     """A message is a token at least: a hundred thousand of them need no rendering to be too many."""
     services.check_ready()
     limit = services.engine.info.max_model_len

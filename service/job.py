@@ -10,7 +10,6 @@ from engine import api
 from service.auth import ANYONE, Caller
 from service.choice_text import TextRules
 from service.fan_out import STEERED_BY_NOTHING, FanOutRules
-from service.schemas.common import SamplingFields
 from service.settings import Settings
 
 
@@ -97,7 +96,7 @@ class Arrival:
     request_id: str | None = None
     timeout: float | None = None
 
-    def timeout_for(self, request: SamplingFields, settings: Settings) -> float:
-        """The smallest of what the body, the header and the server say."""
-        given = (request.timeout, self.timeout, settings.request_timeout)
+    def seconds(self, wanted: float | None, settings: Settings) -> float:
+        """From the arrival to the deadline: the smallest of what the body, the header and the server say."""
+        given = (wanted, self.timeout, settings.request_timeout)
         return min(seconds for seconds in given if seconds is not None)

@@ -17,6 +17,7 @@ from service.schemas.completions import Completion, CompletionRequest
 from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldRule
 from service.schemas.models import ModelCard, ModelList
 from service.schemas.requests import Cancelled, RunningRequestList
+from service.schemas.tokenize import Detokenized, DetokenizeRequest, RenderedChat, Tokenized, TokenizeRequest
 
 ERRORS = {
     400: "The request is malformed or asks for what is not supported; `param` names the field.",
@@ -92,6 +93,33 @@ OPERATIONS = (
         {"application/json": _ref("Completion"), "text/event-stream": _ref("Completion")},
         GENERATION_ERRORS,
         "CompletionRequest",
+        (_REQUEST_ID, _TIMEOUT),
+    ),
+    _Operation(
+        "/v1/chat/completions/render",
+        "post",
+        "The prompt that a conversation becomes; nothing is generated",
+        {"application/json": _ref("RenderedChat")},
+        GENERATION_ERRORS,
+        "ChatCompletionRequest",
+        (_REQUEST_ID, _TIMEOUT),
+    ),
+    _Operation(
+        "/tokenize",
+        "post",
+        "The tokens of a text or a conversation",
+        {"application/json": _ref("Tokenized")},
+        GENERATION_ERRORS,
+        "TokenizeRequest",
+        (_REQUEST_ID, _TIMEOUT),
+    ),
+    _Operation(
+        "/detokenize",
+        "post",
+        "The text of tokens",
+        {"application/json": _ref("Detokenized")},
+        GENERATION_ERRORS,
+        "DetokenizeRequest",
         (_REQUEST_ID, _TIMEOUT),
     ),
     _Operation("/v1/models", "get", "The served model", {"application/json": _ref("ModelList")}),
@@ -194,6 +222,11 @@ def _schemas() -> Json:
         ModelList,
         RunningRequestList,
         Cancelled,
+        TokenizeRequest,
+        Tokenized,
+        DetokenizeRequest,
+        Detokenized,
+        RenderedChat,
         ErrorEnvelope,
     )
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -201,6 +234,13 @@ def _schemas() -> Json:
         for field, schema in schemas[name]["properties"].items():
             schema["description"] = _note(fields[field])
     schemas["ChatCompletionRequest"]["properties"]["messages"]["minItems"] = 1
+    schemas["TokenizeRequest"]["oneOf"] = [
+        {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
+        {
+            "required": ["messages"],
+            "properties": {"messages": {"type": "array", "minItems": 1}, "prompt": {"type": "null"}},
+        },
+    ]
     return schemas
 
 

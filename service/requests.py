@@ -111,7 +111,7 @@ def make_job(
         fan_out=plan.fan_out,
         caller=caller,
         received_at=arrival.received_at,
-        timeout=arrival.timeout_for(request, services.settings),
+        timeout=arrival.seconds(request.timeout, services.settings),
     )
 
 
