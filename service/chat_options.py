@@ -3,27 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from service.errors import ApiError, invalid
 from service.model_parsers import ModelParsers
 from service.sampling import given
-from service.schemas.chat import AssistantMessage, ChatCompletionRequest
+from service.schemas.chat import AssistantMessage, ChatCompletionRequest, ChatTemplateKwargs
 from service.templates import TemplateOptions, knows
 from service.tools import ToolUse
 
 
-def template_options(
-    request: ChatCompletionRequest, tools: ToolUse | None, parsers: ModelParsers, template: str
-) -> TemplateOptions:
-    """template: its source. Raises ApiError (400) naming the field."""
+@dataclass(frozen=True, slots=True)
+class TemplateWish:
+    """What a request says of the chat template.
+
+    own: a client's own source, instead of the model's. variables: of the template. effort: how much the model is to
+    reason. generation_prompt: None for what fits. continues: the answer goes on with the last message. *_param: the
+    fields to blame, as the client named them.
+    """
+
+    messages_param: Literal["messages", "input"]
+    effort_param: str
+    own: str | None = None
+    variables: ChatTemplateKwargs | None = None
+    effort: str | None = None
+    generation_prompt: bool | None = None
+    continues: bool = False
+
+
+def template_wish(request: ChatCompletionRequest) -> TemplateWish:
+    """Raises ApiError (400) naming the field."""
     continues = given(request.continue_final_message, False)
     if continues:
         _check_last(request)
+    return TemplateWish(
+        "messages",
+        "reasoning_effort",
+        own=request.chat_template,
+        variables=request.chat_template_kwargs,
+        effort=request.reasoning_effort,
+        generation_prompt=request.add_generation_prompt,
+        continues=continues,
+    )
+
+
+def template_options(
+    wish: TemplateWish, tools: ToolUse | None, parsers: ModelParsers, template: str
+) -> TemplateOptions:
+    """template: its source. Raises ApiError (400) naming the field."""
     return TemplateOptions(
         tools=() if tools is None else tools.shown,
-        generation_prompt=given(request.add_generation_prompt, not continues),
-        continues_last=continues,
-        variables={**_effort(request.reasoning_effort, parsers, template), **_variables(request, template)},
+        generation_prompt=given(wish.generation_prompt, not wish.continues),
+        continues_last=wish.continues,
+        variables={**_effort(wish, parsers, template), **_variables(wish.variables, template)},
     )
 
 
@@ -37,8 +70,7 @@ def _check_last(request: ChatCompletionRequest) -> None:
         raise invalid(message, "continue_final_message")
 
 
-def _variables(request: ChatCompletionRequest, template: str) -> Mapping[str, object]:
-    asked = request.chat_template_kwargs
+def _variables(asked: ChatTemplateKwargs | None, template: str) -> Mapping[str, object]:
     if asked is None:
         return {}
     variables = {name: getattr(asked, name) for name in asked.__struct_fields__ if getattr(asked, name) is not None}
@@ -48,7 +80,8 @@ def _variables(request: ChatCompletionRequest, template: str) -> Mapping[str, ob
     return variables
 
 
-def _effort(effort: str | None, parsers: ModelParsers, template: str) -> Mapping[str, object]:
+def _effort(wish: TemplateWish, parsers: ModelParsers, template: str) -> Mapping[str, object]:
+    effort = wish.effort
     if effort is None:
         return {}
     if knows(template, "reasoning_effort"):
@@ -57,7 +90,7 @@ def _effort(effort: str | None, parsers: ModelParsers, template: str) -> Mapping
         return {"enable_thinking": False}
     if effort == "none" and parsers.reasoning is None:
         return {}  # as it is: the model does not reason
-    raise _unknown_to_template("reasoning_effort", "reasoning_effort")
+    raise _unknown_to_template(wish.effort_param, "reasoning_effort")
 
 
 def _unknown_to_template(param: str, name: str) -> ApiError:

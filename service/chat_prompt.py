@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from service.call_forms import CALL_FORMS, COMMON_FORM
-from service.chat_options import template_options
+from service.chat_options import TemplateWish, template_options
 from service.errors import invalid
 from service.lifespan import Services
 from service.messages import RenderedMessage
 from service.plain_tools import with_calls_as_text, with_results_as_text, with_tools_as_text
 from service.requests import in_thread
 from service.sampling import truncated
-from service.schemas.chat import ChatCompletionRequest
+from service.schemas.common import SamplingFields
 from service.templates import TemplateError, TemplateOptions, knows
 from service.tokenizer import Tokenizer
 from service.tools import ToolUse
@@ -23,15 +23,19 @@ _TAIL = 64
 
 
 async def chat_prompt(
-    request: ChatCompletionRequest, messages: Sequence[RenderedMessage], tools: ToolUse | None, services: Services
+    request: SamplingFields,
+    wish: TemplateWish,
+    messages: Sequence[RenderedMessage],
+    tools: ToolUse | None,
+    services: Services,
 ) -> tuple[list[int], str]:
     """Token ids, and the text of the last of them. Raises ApiError (400)."""
-    own, tokenizer = request.chat_template, services.ready_tokenizer()
+    own, tokenizer = wish.own, services.ready_tokenizer()
     if own is not None and not services.settings.trust_request_chat_template:
         message = "Unsupported parameter: `chat_template`: the operator of this server has not allowed it."
         raise invalid(message, "chat_template", "unsupported_parameter")
     source = tokenizer.chat_template if own is None else own
-    options = template_options(request, tools, services.parsers, source)
+    options = template_options(wish, tools, services.parsers, source)
     form = CALL_FORMS.get(services.parsers.tools or "", CALL_FORMS[COMMON_FORM])
     if not knows(source, "tool_calls"):
         messages = with_calls_as_text(messages, form)
@@ -46,7 +50,7 @@ async def chat_prompt(
         else:
             token_ids = await _by_own_template(own, messages, options, services)
     except TemplateError as error:
-        raise invalid(str(error), "messages" if own is None else "chat_template") from None
+        raise invalid(str(error), wish.messages_param if own is None else "chat_template") from None
     token_ids = truncated(token_ids, request)
     return token_ids, _tail(token_ids, tokenizer)
 

@@ -1,24 +1,19 @@
-"""From a decoded chat request to a job: messages, tools, reasoning, the chat template."""
+"""From a decoded chat request to a job: messages, limits, tools, format."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
-from engine import api
-from service.chat_prompt import chat_prompt
-from service.choice_text import TextRules
-from service.errors import CONTEXT_LENGTH_EXCEEDED, invalid
+from service.chat_job import Turn, check_num_messages, make_chat_job
+from service.chat_options import template_wish
+from service.errors import invalid
 from service.job import Arrival, GenerationJob
 from service.lifespan import Services
 from service.messages import render_messages
-from service.parsers import REASONING_PARSERS, OutputParser, ReasoningParser
-from service.requests import Plan, check_common, fan_out_of, make_job
-from service.sampling import check_sampling, given, show_rules, text_rules
+from service.requests import check_common, fan_out_of
+from service.sampling import check_sampling, given
 from service.schemas.chat import ChatCompletionRequest
 from service.schemas.fields import CHAT_FIELDS
-from service.structured import both_say, constraint_of, field_of
-from service.tools import ToolUse, tool_use
+from service.structured import constraint_of, constraint_of_format
+from service.tools import ToolWish, tool_use
 
 
 async def prepare_chat(request: ChatCompletionRequest, services: Services, arrival: Arrival) -> GenerationJob:
@@ -30,78 +25,26 @@ async def prepare_chat(request: ChatCompletionRequest, services: Services, arriv
     n = given(request.n, 1)
     check_sampling(request, max_tokens, n, 1, services.settings)
     fan_out = fan_out_of(request, n, services, arrival.caller)
-    check_num_messages(len(messages), services)
-    tools = tool_use(request, services.parsers)
-    constraint = _constraint(request, tools)
-    continues = bool(request.continue_final_message)
-    continued = str(messages[-1].get("content") or "") if continues else ""
-    token_ids, tail = await chat_prompt(request, messages, tools, services)
-    # what must be complete begins with its first token: no reasoning comes before it
-    is_free = constraint is None or isinstance(constraint, api.TriggeredBlocks | api.OpenConstraint)
-    reasoning = services.parsers.reasoning if is_free else None
-    plan = Plan(
+    check_num_messages(len(messages), "messages", services)
+    turn = Turn(
         kind="chat",
         id_prefix="chatcmpl-",
-        prompt_param="messages",
+        messages=messages,
+        template=template_wish(request),
+        tools=tool_use(tool_wish(request), services.parsers),
+        text=constraint_of(request, constraint_of_format(request.response_format)),
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
         n=n,
         fan_out=fan_out,
-        show=replace(
-            show_rules(request, logprobs),
-            reasoning=reasoning is not None,
-            may_call=tools is not None,
-            named_call=tools is not None and tools.named,
-        ),
-        text=_with_parsers(text_rules(request, continues=continues), tools, reasoning, tail, continued),
-        constraint=constraint,
-        checked=() if tools is None else tools.checked,
+        logprobs=logprobs,
     )
-    return make_job(request, plan, [token_ids], services, arrival)
+    return await make_chat_job(request, turn, services, arrival)
 
 
-def _constraint(request: ChatCompletionRequest, tools: ToolUse | None) -> api.Constraint | None:
-    constraint = constraint_of(request, request.response_format)
-    if tools is None or constraint is None:
-        return constraint if tools is None else tools.forced or tools.guided
-    if not isinstance(constraint, api.OpenConstraint):
-        param = field_of(constraint.param)
-        raise invalid(f"`{param}` says what the whole text is, so that no `tools` could be called.", param)
-    if (calls := tools.forced or tools.guided) is not None:
-        raise both_say(calls, constraint.param)
-    return constraint
-
-
-def _with_parsers(
-    rules: TextRules, tools: ToolUse | None, reasoning: str | None, tail: str, continued: str
-) -> TextRules:
-    """tail: the end of the prompt's text. continued: the answer that is to go on, "" for a new one."""
-    markers: tuple[str, ...] = () if tools is None else tools.parser.markers
-    new_reasoning = None
-    if reasoning is not None:
-        parser = REASONING_PARSERS[reasoning]
-        markers += parser.markers
-        new_reasoning = partial(parser, starts_inside=parser.opened_by(tail) or parser.left_open_by(continued))
-
-    def new_parser() -> OutputParser:
-        thoughts: ReasoningParser | None = None if new_reasoning is None else new_reasoning()
-        return OutputParser(thoughts, None if tools is None else tools.new_parser())
-
-    return replace(
-        rules,
-        new_parser=new_parser,
-        markers=frozenset(markers),
-        max_calls=None if tools is None else tools.max_calls,
-    )
-
-
-def check_num_messages(num_messages: int, services: Services) -> None:
-    """A message is a token at least: a hundred thousand of them need no rendering to be too many."""
-    services.check_ready()
-    limit = services.engine.info.max_model_len
-    if num_messages > limit:
-        message = f"This model's context length is {limit} tokens. However, {num_messages} messages were sent."
-        raise invalid(message, "messages", CONTEXT_LENGTH_EXCEEDED)
+def tool_wish(request: ChatCompletionRequest) -> ToolWish:
+    functions = [tool.function for tool in request.tools or []]
+    return ToolWish(functions, request.tool_choice, given(request.parallel_tool_calls, True), ".function")
 
 
 def _chat_max_tokens(request: ChatCompletionRequest) -> tuple[int | None, str]:

@@ -37,7 +37,7 @@ class Plan:
 
     kind: Literal["chat", "completion"]
     id_prefix: str
-    prompt_param: Literal["messages", "prompt"]
+    prompt_param: Literal["messages", "prompt", "input"]
     max_tokens: int | None
     max_tokens_param: str
     n: int

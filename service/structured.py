@@ -22,11 +22,13 @@ from service.schemas.common import SamplingFields
 from service.schemas.structured import JsonObjectFormat, JsonSchemaFormat, ResponseFormat, StructuredOutputs
 
 
-def constraint_of(request: SamplingFields, format_: ResponseFormat | None = None) -> Constraint | None:
-    """Raises ApiError (400) naming the field. A schema is not looked into: the engine does that."""
+def constraint_of(request: SamplingFields, format_: Constraint | None = None) -> Constraint | None:
+    """format_: what the endpoint's own field for it asks for. Raises ApiError (400) naming the field. A schema is not
+    looked into: the engine does that.
+    """
     outputs = request.structured_outputs
     wanted: list[Constraint | None] = [
-        _of_format(format_),
+        format_,
         None if outputs is None else _of_outputs(outputs),
         OnlyTokens(tuple(request.allowed_token_ids), "allowed_token_ids") if request.allowed_token_ids else None,
         WithoutWords(tuple(request.bad_words), "bad_words") if request.bad_words else None,
@@ -47,7 +49,8 @@ def field_of(param: str) -> str:
     return param.partition(".")[0].partition("[")[0]
 
 
-def _of_format(format_: ResponseFormat | None) -> Constraint | None:
+def constraint_of_format(format_: ResponseFormat | None) -> Constraint | None:
+    """That of a chat."""
     match format_:
         case JsonObjectFormat():
             return JsonObject("response_format")

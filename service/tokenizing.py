@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from engine.api import TokenPrompt
+from service.chat_job import check_num_messages
+from service.chat_options import template_wish
 from service.chat_prompt import chat_prompt
-from service.chat_request import check_num_messages, prepare_chat
+from service.chat_request import prepare_chat, tool_wish
 from service.errors import invalid, model_not_found
 from service.job import Arrival
 from service.lifespan import Services
@@ -105,8 +107,9 @@ async def _chat_token_ids(request: TokenizeRequest, messages: list[Message], ser
     more = {name: getattr(request, name) for name in CHAT_ONLY}
     chat = ChatCompletionRequest(model=services.settings.served_model_name, messages=messages, **more)
     rendered = render_messages(messages)
-    check_num_messages(len(rendered), services)
-    token_ids, _ = await chat_prompt(chat, rendered, tool_use(chat, services.parsers), services)
+    check_num_messages(len(rendered), "messages", services)
+    tools = tool_use(tool_wish(chat), services.parsers)
+    token_ids, _ = await chat_prompt(chat, template_wish(chat), rendered, tools, services)
     return token_ids
 
 

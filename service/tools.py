@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from engine.api import JsonBlock, JsonBlocks, JsonSchema, TriggeredBlocks
 from service.call_forms import CALL_FORMS, COMMON_FORM, CallForm
 from service.errors import ApiError, invalid
 from service.model_parsers import ModelParsers
 from service.parsers import REASONING_PARSERS, TOOL_PARSERS, Tool, ToolParser
-from service.schemas.chat import ChatCompletionRequest
-from service.schemas.tools import AllowedTools, FunctionSpec, FunctionTool, NamedTool
+from service.schemas.tools import AllowedTools, FunctionSpec, NamedTool, ToolChoice
 from service.structured import schema_text
+
+
+@dataclass(frozen=True, slots=True)
+class ToolWish:
+    """What a request says of tools. inside: where a function stands in an element of `tools`, as errors name it."""
+
+    functions: Sequence[FunctionSpec]
+    choice: ToolChoice | None
+    parallel: bool
+    inside: Literal["", ".function"]
+
+    def place(self, number: int, field: str) -> str:
+        return f"tools[{number}]{self.inside}.{field}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +49,17 @@ class ToolUse:
         return self.parser(self.callable)
 
 
-def tool_use(request: ChatCompletionRequest, parsers: ModelParsers) -> ToolUse | None:
+def tool_use(wish: ToolWish, parsers: ModelParsers) -> ToolUse | None:
     """None where nothing may be called. Raises ApiError (400) naming the field."""
-    tools, choice = request.tools or [], request.tool_choice
-    _check_names(tools)
-    if not tools:
+    functions, choice = wish.functions, wish.choice
+    _check_names(wish)
+    if not functions:
         if choice not in (None, "none", "auto"):
             raise invalid("`tool_choice` wants a call, but there are no `tools`.", "tool_choice")
         return None
     if choice == "none":
         return None
-    callable_ = [(place, tool.function) for place, tool in enumerate(tools)]
+    callable_ = [(wish.place(place, "parameters"), function) for place, function in enumerate(functions)]
     must_call, named = choice == "required", isinstance(choice, NamedTool)
     match choice:
         case NamedTool():
@@ -60,36 +73,36 @@ def tool_use(request: ChatCompletionRequest, parsers: ModelParsers) -> ToolUse |
         family = family if family in CALL_FORMS else COMMON_FORM
     if family is None:
         raise _no_calls("tools")
-    max_calls = 1 if named or request.parallel_tool_calls is False else None
-    blocks = [_block(place, function, CALL_FORMS[family]) for place, function in callable_] if must_call else []
-    strict = [] if must_call else [(place, function) for place, function in callable_ if function.strict]
+    max_calls = 1 if named or not wish.parallel else None
+    blocks = [_block(param, function, CALL_FORMS[family]) for param, function in callable_] if must_call else []
+    strict = [] if must_call else [(param, function) for param, function in callable_ if function.strict]
     guided = _guided(callable_, family, parsers, max_calls) if strict else None
     return ToolUse(
-        shown=tuple(_shown(tool.function) for tool in tools),
+        shown=tuple(map(_shown, functions)),
         callable=tuple(Tool(function.name, function.parameters or {}) for _, function in callable_),
         parser=TOOL_PARSERS[family],
         max_calls=max_calls,
         forced=_forced(blocks, CALL_FORMS[family], max_calls) if blocks else None,
         guided=guided,
-        checked=() if guided is not None else tuple(_schema(place, function) for place, function in strict),
+        checked=() if guided is not None else tuple(_schema(param, function) for param, function in strict),
         named=named,
     )
 
 
-def _check_names(tools: Sequence[FunctionTool]) -> None:
+def _check_names(wish: ToolWish) -> None:
     seen: set[str] = set()
-    for place, tool in enumerate(tools):
-        if tool.function.name in seen:
-            raise invalid(f"There are two tools named `{tool.function.name}`.", f"tools[{place}].function.name")
-        seen.add(tool.function.name)
+    for place, function in enumerate(wish.functions):
+        if function.name in seen:
+            raise invalid(f"There are two tools named `{function.name}`.", wish.place(place, "name"))
+        seen.add(function.name)
 
 
-def _only(functions: list[tuple[int, FunctionSpec]], names: Sequence[str]) -> list[tuple[int, FunctionSpec]]:
+def _only(functions: list[tuple[str, FunctionSpec]], names: Sequence[str]) -> list[tuple[str, FunctionSpec]]:
     known = {function.name for _, function in functions}
     for name in names:
         if name not in known:
             raise invalid(f"`tool_choice` names `{name}`, which is not among the `tools`.", "tool_choice")
-    return [(place, function) for place, function in functions if function.name in names]
+    return [(param, function) for param, function in functions if function.name in names]
 
 
 def _no_calls(param: str) -> ApiError:
@@ -107,12 +120,12 @@ def _shown(function: FunctionSpec) -> Mapping[str, object]:
     return {"type": "function", "function": {"name": function.name, **described, "parameters": parameters}}
 
 
-def _block(place: int, function: FunctionSpec, form: CallForm) -> JsonBlock:
-    return JsonBlock(form.before.format(function.name), _schema(place, function), form.after)
+def _block(param: str, function: FunctionSpec, form: CallForm) -> JsonBlock:
+    return JsonBlock(form.before.format(function.name), _schema(param, function), form.after)
 
 
-def _schema(place: int, function: FunctionSpec) -> JsonSchema:
-    param = f"tools[{place}].function.parameters"
+def _schema(param: str, function: FunctionSpec) -> JsonSchema:
+    """param: where its parameters stand."""
     schema = {"type": "object", "properties": {}} if function.parameters is None else function.parameters
     if schema.get("type", "object") != "object":
         raise invalid(f"`{param}` must be the schema of an object.", param)
@@ -120,15 +133,15 @@ def _schema(place: int, function: FunctionSpec) -> JsonSchema:
 
 
 def _guided(
-    functions: Sequence[tuple[int, FunctionSpec]], family: str, parsers: ModelParsers, max_calls: int | None
+    functions: Sequence[tuple[str, FunctionSpec]], family: str, parsers: ModelParsers, max_calls: int | None
 ) -> TriggeredBlocks | None:
     """Tools that are not strict may be called with any object."""
     form = CALL_FORMS.get(family)
     if form is None or not form.trigger:
         return None
     blocks = []
-    for place, function in functions:
-        block = _block(place, function if function.strict else FunctionSpec(name=function.name, parameters={}), form)
+    for param, function in functions:
+        block = _block(param, function if function.strict else FunctionSpec(name=function.name, parameters={}), form)
         blocks.append(replace(block, before=block.before.removeprefix(form.trigger)))
     marks = () if parsers.reasoning is None else REASONING_PARSERS[parsers.reasoning].markers
     return TriggeredBlocks(tuple(blocks), form.trigger, "tools", marks, max_calls)
