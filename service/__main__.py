@@ -20,7 +20,7 @@ from litestar import Litestar
 
 from service import __version__, connections
 from service.lifespan import Services
-from service.logs import log_event
+from service.logs import configure_logging, log_event, wanted_format
 from service.metrics import metrics_app
 from service.settings import Settings, settings_table
 
@@ -149,6 +149,18 @@ def _url(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+def _tell_addresses(settings: Settings, listeners: Sequence[socket.socket]) -> None:
+    """To people in words, whatever the log's level; as an event where each line has to be one."""
+    form = wanted_format(settings.log_format)
+    if form == "json":
+        configure_logging(settings.log_level, form)
+    for listener, what, path in zip(listeners, ("listening", "metrics"), ("", "/metrics"), strict=False):
+        if form == "json":
+            log_event(logger, what, url=_url(listener) + path)
+        else:
+            print(f"chorus: {what} on {_url(listener)}{path}", file=sys.stderr, flush=True)
+
+
 def _end_now(status: int) -> None:
     logging.shutdown()
     os._exit(status)
@@ -160,9 +172,7 @@ def run(launcher: Launcher) -> int:
     listeners = _listen_to_all(settings)
     if not listeners:
         return 1
-    print(f"chorus: listening on {_url(listeners[0])}", file=sys.stderr, flush=True)
-    for listener in listeners[1:]:
-        print(f"chorus: metrics on {_url(listener)}/metrics", file=sys.stderr, flush=True)
+    _tell_addresses(settings, listeners)
     anyio.run(
         launcher.serve,
         [listener.detach() for listener in listeners],

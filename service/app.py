@@ -30,7 +30,7 @@ from service.errors import EXCEPTION_HANDLERS
 from service.finished import Recorder
 from service.gate import Gate
 from service.lifespan import OnDeath, Services, engine_lifespan
-from service.logs import configure_logging, log_event
+from service.logs import configure_logging, log_event, wanted_format
 from service.metrics import Metrics
 from service.settings import Settings, SettingsError, read_settings, unknown_variables, write_library_variables
 from service.template_workers import TemplateWorkers
@@ -144,7 +144,7 @@ async def _announce_end(message: Message, scope: Scope) -> None:
 async def _prepare_process(app: Litestar) -> AsyncIterator[None]:
     services: Services = app.state.services
     write_library_variables()
-    configure_logging(services.settings.log_level)
+    configure_logging(services.settings.log_level, wanted_format(services.settings.log_format))
     for warning in unknown_variables():
         logger.warning(warning)
     log_event(logger, "start", backend=services.engine.info.backend, **services.settings.public())

@@ -57,6 +57,12 @@ class Settings:
     port: int = _setting(8000, integer(0, 65535), "port to listen on; 0 takes a free one")
     worker: str = _setting("asyncio", choice("asyncio", "uvloop", "trio"), "event loop: asyncio, uvloop or trio")
     log_level: str = _setting("info", choice("debug", "info", "warning", "error"), "debug, info, warning or error")
+    log_format: str | None = _setting(
+        None,
+        choice("json", "console"),
+        "json: an object a line; console: lines for people",
+        "console on a terminal, else json",
+    )
 
     engine: str = _setting("torch", choice("torch", "fake", "vllm", "upstream"), "torch, or fake (for tests)")
     model: str | None = _setting(

@@ -32,7 +32,7 @@ _COMMANDS: dict[Launcher, list[str]] = {
     "faulty-service": [sys.executable, "-m", "tests.e2e.faulty_app"],
     "faulty-hypercorn": [sys.executable, "-m", "hypercorn", "tests.e2e.faulty_app:app"],
 }
-_ADDRESS = re.compile(r"(?:listening|Running) on http://127\.0\.0\.1:(\d+)")
+_ADDRESS = re.compile(r"(?:listening|Running)\b.{1,12}http://127\.0\.0\.1:(\d+)")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.answers import check_envelope, check_error, fold, letters, read_body
 from tests.e2e.fixtures import MODEL, SLOTS, SMALL_STEPS, TINY, WORKERS, fake_spec
 from tests.e2e.scripts import HANG_SEED
-from tests.e2e.server import Server, spec
+from tests.e2e.server import Server, spec, wait_until
 from tests.e2e.wire import Wire
 
 PATH = "/v1/completions"
@@ -77,6 +77,7 @@ def test_readiness_is_503_on_a_connection_that_was_open_before(worker: str) -> N
         idle.get("/health/ready")
         assert idle.read().status == 200
         server.signal()
+        wait_until(lambda: '"event":"stop"' in server.output(), "the signal has been seen")
         try:
             idle.get("/health/ready")
             check_error(idle.read(), 503)

@@ -163,6 +163,7 @@ def test_every_value_reaches_the_server_as_it_was_given() -> None:
         "port": 8000,
         "worker": "uvloop",
         "log_level": "warning",
+        "log_format": "console",
         "model": "owner/model",
         "served_model_name": "house-model",
         "device": "cuda",

@@ -13,7 +13,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.fake import FakeEngine
-from service.logs import JsonFormatter
+from service.logs import formatter
 from service.settings import Settings
 from tests.service.apps import SETTINGS, check_error
 from tests.service.inloop import app_and_client, key
@@ -35,9 +35,9 @@ def chat(**more: Any) -> dict[str, Any]:
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> str:
-    """As they are written."""
-    formatter = JsonFormatter()
-    return "\n".join(formatter.format(record) for record in caplog.records if record.name.startswith("chorus"))
+    """As they are written, for machines and for people."""
+    ours = [record for record in caplog.records if record.name.startswith("chorus")]
+    return "\n".join(form.format(record) for form in (formatter("json"), formatter("console")) for record in ours)
 
 
 REQUESTS: list[dict[str, Any]] = [
