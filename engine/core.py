@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
 
-from engine.api import ChoiceUpdate, EndReason, StepRecord
+from engine.api import ChoiceUpdate, EndReason, EngineHealth, EngineState, StepRecord
 from engine.config import EngineConfig
 from engine.kv_cache import KVCache
 from engine.matchers import Matcher
@@ -26,6 +28,38 @@ _MAX_FORCED = 64
 
 # Ends after which a choice is a likely start of the next request (the next turn of its chat).
 _WORTH_CACHING = frozenset({EndReason.STOP, EndReason.LENGTH})
+
+
+class StepCore(Protocol):
+    """What an engine's thread steps. All methods run on that thread; anybody reads `steps`, oldest first."""
+
+    @property
+    def steps(self) -> Iterable[StepRecord]: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add(self, prefills: list[Prefill]) -> list[Update]:
+        """Take on what was admitted; updates are of choices that failed at once."""
+        ...
+
+    def abort(self, sequence: Sequence, reason: EndReason) -> Update | None:
+        """Take a choice out before the next step and free what it holds; None if it had ended already."""
+        ...
+
+    def abort_all(self) -> None: ...
+
+    def step(self) -> list[Update] | None:
+        """Run one step and return what it made; None when nothing could run."""
+        ...
+
+    def health(self) -> EngineHealth:
+        """What is running, held and counted; the state is that of a healthy engine."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything; nothing is stepped any more."""
+        ...
 
 
 class EngineCore:
@@ -54,12 +88,12 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def add(self, prefills: list[Prefill]) -> None:
+    def add(self, prefills: list[Prefill]) -> list[Update]:
         for prefill in prefills:
             self.scheduler.add(prefill)
+        return []
 
     def abort(self, sequence: Sequence, reason: EndReason) -> Update | None:
-        """Take a choice out before the next step and free its pages; None if it had ended already."""
         if sequence.ended:
             return None
         self.scheduler.end(sequence, keep=reason in _WORTH_CACHING)
@@ -72,8 +106,28 @@ class EngineCore:
         for sequence in (*scheduler.running, *queued):
             self.abort(sequence, EndReason.CANCELLED)
 
+    def health(self) -> EngineHealth:
+        return EngineHealth(
+            EngineState.READY,
+            num_running=self.scheduler.num_running,
+            pages_free=self.cache.num_free,
+            pages_cached=self.cache.num_cached,
+            pages_held=self.cache.num_held,
+            num_steps=self.num_steps,
+            prompt_tokens=self.num_prompt_tokens,
+            generation_tokens=self.num_generation_tokens,
+            num_preemptions=self.scheduler.num_preemptions,
+            prefix_tokens_looked_up=self.scheduler.num_looked_up,
+            prefix_tokens_found=self.scheduler.num_found,
+            draft_tokens=self.num_draft_tokens,
+            accepted_draft_tokens=self.num_accepted_tokens,
+            stats=self.stats,
+        )
+
+    def close(self) -> None:
+        """Memory goes with the process."""
+
     def step(self) -> list[Update] | None:
-        """Run one step and return what it made; None when nothing could run."""
         schedule = self.scheduler.schedule()
         if schedule is None:
             return None

@@ -155,14 +155,15 @@ class GrammarCompiler:
             ]
         )
 
-    def _special_token(self, spelling: str) -> int | None:
+    def special_token(self, spelling: str) -> int | None:
+        """The id of what the tokenizer spells so and takes as one token beside all text."""
         token_ids = self._tokenizer.tokenize_str(spelling, parse_special=True)
         return token_ids[0] if len(token_ids) == 1 and self._tokenizer.is_special_token(token_ids[0]) else None
 
     def _compile_grammar(self, constraint: GrammarConstraint) -> GrammarMatcher:
         param = constraint.param
         try:
-            grammar = grammar_source(constraint, self._special_token)
+            grammar = grammar_source(constraint, self.special_token)
         except (ValueError, RecursionError) as error:
             raise InvalidConstraint(_reworded(_one_line(str(error))), getattr(error, "param", param)) from error
         limits = _LARK_LIMITS if isinstance(constraint, Lark) else _LIMITS

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from llguidance import LLMatcher
 
@@ -44,30 +46,50 @@ class SourceError(ValueError):
         self.param = param
 
 
-def grammar_source(constraint: GrammarConstraint, special_token: Callable[[str], int | None]) -> str:
-    """llguidance's form of a constraint. Raises ValueError, with a `param` where that differs from the constraint's."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a constraint says, in one of the languages that grammars are written in."""
+
+    language: Literal["json", "regex", "lark"]
+    text: str
+
+
+def source_of(constraint: GrammarConstraint, special_token: Callable[[str], int | None]) -> Source:
+    """Raises ValueError, with a `param` where that differs from the constraint's."""
     match constraint:
         case JsonObject():
-            return LLMatcher.grammar_from_json_schema(_styled({"type": "object"}))
+            return Source("json", _styled({"type": "object"}))
         case JsonSchema(schema=schema, param=param):
             _check_length(schema)
-            return LLMatcher.grammar_from_json_schema(_styled(_checked(schema, param)))
+            return Source("json", _styled(_checked(schema, param)))
         case Regex(pattern=pattern):
             if len(pattern) > MAX_PATTERN_CHARS or count_atoms(pattern) > MAX_PATTERN_ATOMS:
                 raise ValueError(f"a regular expression has at most {MAX_PATTERN_CHARS} characters and, repetitions "
                                  f"written out, {MAX_PATTERN_ATOMS} parts")  # fmt: skip
-            return LLMatcher.grammar_from_regex(pattern)
+            return Source("regex", pattern)
         case Lark(grammar=grammar):
-            return LLMatcher.grammar_from_lark(_checked_lark(grammar))
+            return Source("lark", _checked_lark(grammar))
         case Choice(options=options):
             _check_length("".join(options))
             if not options:
                 raise ValueError("there is nothing to choose from")
-            return LLMatcher.grammar_from_lark(_choice(options))
+            return Source("lark", _choice(options))
         case JsonBlocks():
-            return LLMatcher.grammar_from_lark(_blocks(constraint))
+            return Source("lark", _blocks(constraint))
         case TriggeredBlocks():
-            return LLMatcher.grammar_from_lark(_triggered(constraint, special_token))
+            return Source("lark", _triggered(constraint, special_token))
+
+
+def grammar_source(constraint: GrammarConstraint, special_token: Callable[[str], int | None]) -> str:
+    """llguidance's form of a constraint. Raises as `source_of`."""
+    source = source_of(constraint, special_token)
+    match source.language:
+        case "json":
+            return LLMatcher.grammar_from_json_schema(source.text)
+        case "regex":
+            return LLMatcher.grammar_from_regex(source.text)
+        case "lark":
+            return LLMatcher.grammar_from_lark(source.text)
 
 
 def _checked_lark(grammar: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -219,10 +220,14 @@ def _sliding_window(config: PretrainedConfig) -> int | None:
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """All ids that end an answer, wherever the model's makers wrote them down."""
     generation: GenerationConfig | None = model.generation_config
+    return end_token_ids((generation and generation.eos_token_id, model.config.eos_token_id), tokenizer)
+
+
+def end_token_ids(told: Iterable[int | list[int] | None], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """All ids that end an answer, wherever the model's makers wrote them down. told: by its configurations."""
     ids: set[int] = set()
-    for value in (generation and generation.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+    for value in (*told, tokenizer.eos_token_id):
         ids.update([value] if isinstance(value, int) else value or ())
     template = json.dumps(tokenizer.chat_template) if tokenizer.chat_template else ""
     special = set(tokenizer.all_special_tokens)

@@ -1,4 +1,4 @@
-"""The engine that runs in this process: one thread steps an `EngineCore` and posts what it makes to the event loop.
+"""Engines that run in this process: one thread steps a `StepCore` and posts what it makes to the event loop.
 
 The thread never waits for the loop and the loop never for the thread: requests and aborts go into an inbox, a step's
 updates come back in one callback. Admission is decided on the loop, where nothing can come between its check and its
@@ -12,6 +12,7 @@ import logging
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from engine.api import (
     UnsupportedByEngine,
 )
 from engine.config import EngineConfig, ModelLoadError
-from engine.core import EngineCore
+from engine.core import EngineCore, StepCore
 from engine.grammar import GrammarCompiler, load_compiler
 from engine.matchers import Matcher
 from engine.plan import PAGE_SIZE, ModelRunner
@@ -57,6 +58,7 @@ _CAPABILITIES = frozenset(
         Capability.ATOMIC_ADMISSION,
         Capability.RELEASE_CONFIRMED,
         Capability.PROMPT_LOGPROBS,
+        Capability.SHARED_PROMPT,
     }
 )
 
@@ -79,17 +81,16 @@ _WAKE = object()
 _STOP = object()
 
 
-class EngineThread:
-    """Hosts the model runner that `load` makes, in a thread of its own."""
+class SteppedEngine(ABC):
+    """Everything but what is stepped: see `_start`. capabilities: before the model is loaded."""
 
-    def __init__(self, config: EngineConfig, load: Callable[[EngineConfig], ModelRunner]) -> None:
+    def __init__(self, config: EngineConfig, capabilities: frozenset[Capability]) -> None:
         self._config = config
-        self._load = load
         self._admission = Admission(config)
-        self._core: EngineCore | None = None
+        self._core: StepCore | None = None
         self._compiler: GrammarCompiler | None = None
         self._compile_limiter = anyio.CapacityLimiter(_NUM_COMPILERS)
-        self._info = EngineInfo(config.served_model_name, "loading", _CAPABILITIES, max_num_seqs=config.max_num_seqs)
+        self._info = EngineInfo(config.served_model_name, "loading", capabilities, max_num_seqs=config.max_num_seqs)
         self._health = EngineHealth(EngineState.LOADING, "the model is being loaded")
         self._state = EngineState.LOADING
         self._reason: str | None = "the model is being loaded"
@@ -127,6 +128,9 @@ class EngineThread:
         if self._state is EngineState.DEAD:
             raise EngineDead(self._reason or "the engine has died")
 
+    def _tell(self, message: object) -> None:
+        self._inbox.put(message)
+
     async def wait_ready(self) -> None:
         await self._loaded.wait()
         self._raise_if_dead()
@@ -137,7 +141,7 @@ class EngineThread:
 
     def stop(self) -> None:
         self.drain()
-        self._inbox.put(_STOP)
+        self._tell(_STOP)
 
     @asynccontextmanager
     async def submit(self, batch: Sequence[Request]) -> AsyncIterator[Submission]:
@@ -155,7 +159,7 @@ class EngineThread:
 
         for stream in streams.values():
             stream.on_end = count_down
-        self._inbox.put(_Submit(prefills))
+        self._tell(_Submit(prefills))
         try:
             yield Submission([prefill.prompt.info for prefill in prefills], list(streams.values()))
         finally:
@@ -163,7 +167,7 @@ class EngineThread:
             for stream in streams.values():
                 stream.discard()
             if left:
-                self._inbox.put(_Abort(left, EndReason.CANCELLED))
+                self._tell(_Abort(left, EndReason.CANCELLED))
                 with anyio.move_on_after(self._config.release_timeout, shield=True):
                     await released.wait()
 
@@ -194,7 +198,7 @@ class EngineThread:
     def _admit(
         self, batch: Sequence[Request], matchers: dict[Constraint, Matcher]
     ) -> tuple[dict[EngineSequence, BufferedChoiceStream], list[Prefill]]:
-        """Check and book the whole batch, or raise with nothing booked. matchers: of its constraints, to be forked."""
+        """Check and book the whole batch, or raise with nothing booked. matchers: of constraints that are kept here."""
         self._raise_unless_ready()
         limits = [token_limits(request, self._info) for request in batch]
         self._admission.book(sum(len(max_tokens) for _, max_tokens in limits), sum(len(ids) for ids, _ in limits))
@@ -205,11 +209,19 @@ class EngineThread:
             order = (request.priority, next(self._arrivals))
             info = PromptInfo(len(token_ids))
             prompt = PromptState(
-                token_ids, request.owner, request.cache_namespace, order, batch_id, info, request.prompt_logprobs
+                token_ids,
+                request.owner,
+                request.cache_namespace,
+                order,
+                batch_id,
+                info,
+                request.prompt_logprobs,
+                request.kv_transfer_params,
             )
             sequences = []
             for params, limit in zip(request.choices, max_tokens, strict=True):
-                matcher = None if params.constraint is None else matchers[params.constraint].fork()
+                at_start = None if params.constraint is None else matchers.get(params.constraint)
+                matcher = None if at_start is None else at_start.fork()
                 sequence, stream = self._open_stream(prompt, params, limit, matcher)
                 sequences.append(sequence)
                 streams[sequence] = stream
@@ -219,14 +231,14 @@ class EngineThread:
     def _open_stream(
         self, prompt: PromptState, params: SamplingParams, max_tokens: int, matcher: Matcher | None
     ) -> tuple[EngineSequence, BufferedChoiceStream]:
-        stream = BufferedChoiceStream(lambda reason: self._inbox.put(_Abort([sequence], reason)), self._on_taken)
+        stream = BufferedChoiceStream(lambda reason: self._tell(_Abort([sequence], reason)), self._on_taken)
         sequence = EngineSequence(prompt, params, stream, max_tokens, matcher)
         self._streams[sequence.id] = stream
         return sequence, stream
 
     def _on_taken(self) -> None:
         if self._is_stalled:
-            self._inbox.put(_WAKE)
+            self._tell(_WAKE)
 
     def _raise_if_dead(self) -> None:
         if self._state is EngineState.DEAD:
@@ -266,12 +278,14 @@ class EngineThread:
     def _main(self) -> None:
         reason: str | None = None
         try:
-            runner = self._load(self._config)
-            core = self._core = EngineCore(self._config, runner)
-            self._compiler = load_compiler(runner.model_path, runner.vocab_size, runner.eos_token_ids)
-            self._publish(core)
-            self._call_loop(self._on_loaded, self._loaded_info(runner))
-            self._loop(core)
+            core, info = self._start()
+            self._core = core
+            try:
+                self._publish(core)
+                self._call_loop(self._on_loaded, info)
+                self._loop(core)
+            finally:
+                core.close()
         except ModelLoadError as error:
             reason = str(error)
         except Exception as error:
@@ -280,22 +294,11 @@ class EngineThread:
         self._progress = None
         self._call_loop(self._on_finished, reason)
 
-    def _loaded_info(self, runner: ModelRunner) -> EngineInfo:
-        return replace(
-            self._info,
-            backend=runner.name,
-            capabilities=self._capabilities(runner),
-            max_model_len=min(runner.max_model_len, runner.num_pages * PAGE_SIZE),
-            vocab_size=runner.vocab_size,
-            eos_token_ids=runner.eos_token_ids,
-            model_path=runner.model_path,
-        )
+    @abstractmethod
+    def _start(self) -> tuple[StepCore, EngineInfo]:
+        """Load the model, and `_compiler` if constraints can be kept. Raises ModelLoadError."""
 
-    def _capabilities(self, runner: ModelRunner) -> frozenset[Capability]:
-        more = {Capability.BITWISE: runner.bitwise, Capability.CONSTRAINTS: self._compiler is not None}
-        return _CAPABILITIES.union(capability for capability, is_there in more.items() if is_there)
-
-    def _loop(self, core: EngineCore) -> None:
+    def _loop(self, core: StepCore) -> None:
         runnable = False
         while True:
             messages = self._receive_all(wait=not runnable)
@@ -312,7 +315,7 @@ class EngineThread:
             if stopping:
                 return
 
-    def _step(self, core: EngineCore) -> list[Update] | None:
+    def _step(self, core: StepCore) -> list[Update] | None:
         """A step, or None where there is nothing to do; readers that are all behind are asked for a wake-up."""
         self._is_stalled = False
         made = core.step()
@@ -328,11 +331,11 @@ class EngineThread:
                 messages.append(self._inbox.get_nowait())
         return messages
 
-    def _handle(self, core: EngineCore, messages: list[object], updates: list[Update]) -> bool:
+    def _handle(self, core: StepCore, messages: list[object], updates: list[Update]) -> bool:
         """Do what the loop asks for; True when the engine is to stop."""
         for message in messages:
             if isinstance(message, _Submit):
-                core.add(message.prefills)
+                updates += core.add(message.prefills)
             elif isinstance(message, _Abort):
                 ended = (core.abort(sequence, message.reason) for sequence in message.sequences)
                 updates += [update for update in ended if update is not None]
@@ -341,25 +344,37 @@ class EngineThread:
                 return True
         return False
 
-    def _publish(self, core: EngineCore) -> None:
-        cache = core.cache
-        self._health = EngineHealth(
-            EngineState.READY,
-            num_running=core.scheduler.num_running,
-            pages_free=cache.num_free,
-            pages_cached=cache.num_cached,
-            pages_held=cache.num_held,
-            num_steps=core.num_steps,
-            prompt_tokens=core.num_prompt_tokens,
-            generation_tokens=core.num_generation_tokens,
-            num_preemptions=core.scheduler.num_preemptions,
-            prefix_tokens_looked_up=core.scheduler.num_looked_up,
-            prefix_tokens_found=core.scheduler.num_found,
-            draft_tokens=core.num_draft_tokens,
-            accepted_draft_tokens=core.num_accepted_tokens,
-            stats=core.stats,
-        )
+    def _publish(self, core: StepCore) -> None:
+        self._health = core.health()
 
     def _call_loop(self, callback: Callable[..., None], *args: object) -> None:
         with suppress(RuntimeError):  # RunFinishedError, closed loop: nobody is left to tell
             self._post(callback, *args)
+
+
+class EngineThread(SteppedEngine):
+    """Hosts the model runner that `load` makes."""
+
+    def __init__(self, config: EngineConfig, load: Callable[[EngineConfig], ModelRunner]) -> None:
+        super().__init__(config, _CAPABILITIES)
+        self._load = load
+
+    def _start(self) -> tuple[StepCore, EngineInfo]:
+        runner = self._load(self._config)
+        self._compiler = load_compiler(runner.model_path, runner.vocab_size, runner.eos_token_ids)
+        return EngineCore(self._config, runner), self._loaded_info(runner)
+
+    def _loaded_info(self, runner: ModelRunner) -> EngineInfo:
+        return replace(
+            self._info,
+            backend=runner.name,
+            capabilities=self._capabilities(runner),
+            max_model_len=min(runner.max_model_len, runner.num_pages * PAGE_SIZE),
+            vocab_size=runner.vocab_size,
+            eos_token_ids=runner.eos_token_ids,
+            model_path=runner.model_path,
+        )
+
+    def _capabilities(self, runner: ModelRunner) -> frozenset[Capability]:
+        more = {Capability.BITWISE: runner.bitwise, Capability.CONSTRAINTS: self._compiler is not None}
+        return _CAPABILITIES.union(capability for capability, is_there in more.items() if is_there)
