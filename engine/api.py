@@ -47,6 +47,8 @@ class Capability(StrEnum):
     CONSTRAINTS = "constraints"
     PROMPT_LOGPROBS = "prompt_logprobs"
     EMBEDDINGS = "embeddings"
+    SHARED_PROMPT = "shared_prompt"  # the prompt of n choices is computed once, not n times
+    KV_TRANSFER = "kv_transfer"  # keys and values of a prompt go to another machine, or come from one
 
 
 class EngineError(Exception):
@@ -252,7 +254,8 @@ class Request:
     priority: lower runs first. owner: who shares the engine fairly with other owners. cache_namespace: prefixes are
     shared within one namespace only. prompt_logprobs: None for none, k for those of the prompt's tokens and of the k
     best in their places; such a prompt is computed whole, whatever the cache has. checked: what has to compile although
-    no choice is held to it, on engines that have constraints.
+    no choice is held to it, on engines that have constraints. kv_transfer_params: where keys and values are to come
+    from or to go to, in the words of the engine's connector; needs Capability.KV_TRANSFER.
     """
 
     model: str
@@ -263,6 +266,7 @@ class Request:
     cache_namespace: str = ""
     prompt_logprobs: int | None = None
     checked: tuple[Constraint, ...] = ()
+    kv_transfer_params: dict[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +284,8 @@ class ChoiceUpdate:
 
     Engines with `tokens_out` fill token_ids, others text. The last update of a choice, and no other, has an end_reason;
     it may carry tokens as well. stop_reason: the stop token id that ended it, None for end of sequence; such a token is
-    the last of token_ids and is not text. error: message for the client when end_reason is ERROR.
+    the last of token_ids and is not text. error: message for the client when end_reason is ERROR. kv_transfer_params:
+    on the last one, what an engine with KV_TRANSFER says of where its keys and values are.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -289,6 +294,7 @@ class ChoiceUpdate:
     end_reason: EndReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    kv_transfer_params: dict[str, object] | None = None
 
 
 class ChoiceStream(Protocol):
@@ -404,7 +410,7 @@ class StepRecord:
 
 
 class Engine(Protocol):
-    """Implementations: EngineThread (torch, native), FakeEngine; one contract suite runs over all of them."""
+    """Implementations: EngineThread (torch, native), VllmEngine, FakeEngine; one contract suite runs over them all."""
 
     @property
     def info(self) -> EngineInfo: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 
@@ -39,3 +39,29 @@ class EngineConfig:
     stream_credit: int = 64
     num_threads: int | None = None
     release_timeout: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """What only vLLM has, by its names and with its meanings; None for its own default.
+
+    nnodes: machines that one model is spread over; this process is on the first, at master_addr, and on the others
+    runs `vllm serve --headless`. kv_transfer_config: its connector, as JSON.
+    """
+
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    nnodes: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    distributed_executor_backend: str | None = None
+    gpu_memory_utilization: float | None = None
+    quantization: str | None = None
+    enforce_eager: bool | None = None
+    kv_transfer_config: dict[str, object] | None = None
+
+    def arguments(self) -> dict[str, object]:
+        """Those that are given, as vLLM's EngineArgs take them."""
+        given = ((option.name, getattr(self, option.name)) for option in fields(self))
+        return {name: value for name, value in given if value is not None}

@@ -60,6 +60,7 @@ CAPABILITIES = frozenset(
         Capability.RELEASE_CONFIRMED,
         Capability.BITWISE,
         Capability.PROMPT_LOGPROBS,
+        Capability.SHARED_PROMPT,
     }
 )
 

@@ -32,6 +32,7 @@ class PromptState:
 
     owner: whose turn it is when others wait too. batch_id: the batch it came with. order: (priority, arrival), smaller
     runs first and is preempted last. num_logprobs: Request.prompt_logprobs; info.logprobs grows as rows are computed.
+    kv_transfer_params: the request's.
     """
 
     token_ids: tuple[int, ...]
@@ -41,6 +42,7 @@ class PromptState:
     batch_id: int
     info: PromptInfo
     num_logprobs: int | None = None
+    kv_transfer_params: dict[str, object] | None = None
 
     @property
     def is_scored(self) -> bool:

@@ -26,8 +26,12 @@ LIBRARY_DEFAULTS = {
     "TOKENIZERS_PARALLELISM": "false",  # its thread pool competes with the engine's threads
     "TQDM_DISABLE": "1",  # progress bars between the lines of a log
     "TRANSFORMERS_VERBOSITY": "error",
+    "VLLM_CONFIGURE_LOGGING": "0",  # see service.logs
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine is stepped in this process
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",  # a fork of a process with threads may hang
 }
-"""What torch and transformers read at import; written unless set already."""
+"""What torch, transformers and vLLM read at import; written unless set already."""
 
 BARE_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
 """What a helper process gets to see: tokens and passwords are in others."""

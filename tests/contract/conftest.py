@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from typing import Any
+
 import pytest
 
+from engine.api import Engine
+from engine.config import EngineConfig
 from engine.fake import FakeEngine, letter_rule
 from tests.contract.harness import FAILING_SEED, EngineCase
 from tests.contract.runners import SeededEngine
@@ -18,6 +23,16 @@ def break_runner(engine: SeededEngine) -> None:
     engine.runner.is_broken = True
 
 
+def make_vllm(config: EngineConfig) -> Engine:
+    from tests.contract.vllm_engine import TinyVllmEngine
+
+    return TinyVllmEngine(config)
+
+
+def break_core(engine: Any) -> None:
+    engine.core.is_broken = True
+
+
 CASES = [
     EngineCase(
         "fake",
@@ -27,6 +42,7 @@ CASES = [
     ),
     EngineCase("thread", SeededEngine, break_runner, has_failing_seed=True),
     EngineCase("torch", TinyTorchEngine, break_runner),
+    EngineCase("vllm", make_vllm, break_core, needs="vllm", num_spare=1, start_seconds=90.0),
 ]
 
 
@@ -34,4 +50,6 @@ CASES = [
 def case(request: pytest.FixtureRequest) -> EngineCase:
     engine_case = request.param
     assert isinstance(engine_case, EngineCase)
+    if engine_case.needs is not None and find_spec(engine_case.needs) is None:
+        pytest.skip(f"{engine_case.needs} is not installed here: see .ci/{engine_case.needs}")
     return engine_case

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio.abc import TaskStatus
 
-from engine.api import ChoiceStream, EngineDead, EngineNotReady, EngineState
+from engine.api import Capability, ChoiceStream, EngineDead, EngineNotReady, EngineState
 from engine.stats import Histogram
 from tests.contract.harness import (
     CONFIG,
@@ -138,9 +138,9 @@ async def test_health_tells_work_from_idleness(case: EngineCase) -> None:
         after = engine.health()
         assert after.num_steps > before.num_steps
         assert after.generation_tokens - before.generation_tokens == 10
-        # computed once for both choices
-        assert after.prompt_tokens - before.prompt_tokens == 40
-        assert after.prefix_tokens_looked_up == 40 and after.prefix_tokens_found == 0
+        times = 1 if Capability.SHARED_PROMPT in engine.info.capabilities else 2
+        assert after.prompt_tokens - before.prompt_tokens == 40 * times
+        assert after.prefix_tokens_looked_up == 40 * times and after.prefix_tokens_found == 0
         assert after.num_preemptions == 0
         assert after.last_step_age is None
 
@@ -156,5 +156,6 @@ async def test_stats_tell_steps_batches_and_gaps_between_tokens(case: EngineCase
 
         assert count(stats.step_seconds) == count(stats.batch_size) == count(stats.step_tokens) == num_steps
         assert stats.batch_size.sum == 10, "each token was drawn by one step"
-        assert stats.step_tokens.sum == 40 + 2 * 4, "the prompt's rows, and one for each token but the first"
+        times = 1 if Capability.SHARED_PROMPT in engine.info.capabilities else 2
+        assert stats.step_tokens.sum == 40 * times + 2 * 4, "the prompt's rows, and one for each token but the first"
         assert count(stats.inter_token_seconds) == 2 * 4

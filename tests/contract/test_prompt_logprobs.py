@@ -45,7 +45,7 @@ async def test_a_prompt_of_one_token_has_none(case: EngineCase) -> None:
 async def test_a_choice_of_no_tokens_ends_when_its_prompt_is_computed(
     case: EngineCase, prompt_logprobs: int | None
 ) -> None:
-    async with running(case, max_model_len=len(PROMPT)) as engine:
+    async with running(case, max_model_len=len(PROMPT) + case.num_spare) as engine:
         asked = replace(request(3, prompt=PROMPT, max_tokens=0), prompt_logprobs=prompt_logprobs)
         async with engine.submit([asked]) as submission:
             for tokens, last in await read_all(submission.choices):

@@ -122,9 +122,7 @@ async def test_queued_request_that_goes_costs_no_step(case: EngineCase) -> None:
 
 
 async def test_reader_that_is_slow_does_not_hold_up_others_nor_fill_memory(case: EngineCase) -> None:
-    async with running(case) as engine:
-        if Capability.PAUSE not in engine.info.capabilities:
-            pytest.skip("cannot pause")
+    async with running(case, needs=Capability.PAUSE) as engine:
         alone = await answers(engine, request(2, max_tokens=200))
         async with engine.submit([request(2, max_tokens=200)]) as submission:
             slow, _ = submission.choices
@@ -142,19 +140,17 @@ async def test_reader_that_is_slow_does_not_hold_up_others_nor_fill_memory(case:
 
 
 async def test_paused_choices_let_the_engine_rest_and_wake_it_when_they_are_read(case: EngineCase) -> None:
-    async with running(case) as engine:
-        if Capability.PAUSE not in engine.info.capabilities:
-            pytest.skip("cannot pause")
-        async with engine.submit([request(3, max_tokens=200)]) as submission:
-            await until(lambda: engine.health().generation_tokens >= 3 * CONFIG.stream_credit)
-            results = await read_all(submission.choices)
-            assert [len(tokens) for tokens, _ in results] == [200] * 3
+    async with (
+        running(case, needs=Capability.PAUSE) as engine,
+        engine.submit([request(3, max_tokens=200)]) as submission,
+    ):
+        await until(lambda: engine.health().generation_tokens >= 3 * CONFIG.stream_credit)
+        results = await read_all(submission.choices)
+        assert [len(tokens) for tokens, _ in results] == [200] * 3
 
 
 async def test_readers_that_are_behind_lend_their_places(case: EngineCase) -> None:
-    async with running(case) as engine:
-        if Capability.PAUSE not in engine.info.capabilities:
-            pytest.skip("cannot pause")
+    async with running(case, needs=Capability.PAUSE) as engine:
         alone = await answers(engine, request(4, max_tokens=50))
         async with engine.submit([request(4, max_tokens=50)]) as submission:
             await until(lambda: engine.health().generation_tokens >= 4 * 50 + 4 * CONFIG.stream_credit)
