@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 import anyio
 from litestar import Litestar
@@ -32,6 +33,7 @@ from service.gate import Gate
 from service.lifespan import OnDeath, Services, engine_lifespan
 from service.logs import configure_logging, log_event, wanted_format
 from service.metrics import Metrics
+from service.refusal import turn_away_stranger
 from service.settings import Settings, SettingsError, read_settings, unknown_variables, write_library_variables
 from service.template_workers import TemplateWorkers
 
@@ -82,11 +84,12 @@ def create_app(
         openapi_config=None,
         logging_config=None,
     )
+    refused = partial(turn_away_stranger, services.metrics)
     outer = app.asgi_handler
     if isinstance(outer, AbstractMiddleware):  # CORS, which answers preflights: browsers send those without a key
-        outer.app = Gate(outer.app, keys)
+        outer.app = Gate(outer.app, keys, refused)
     else:
-        app.asgi_handler = Gate(outer, keys)
+        app.asgi_handler = Gate(outer, keys, refused)
     return app
 
 
@@ -101,6 +104,8 @@ def _read_keys(settings: Settings) -> KeyFile | None:
 
 def _tracing(settings: Settings) -> Recorder | None:
     if settings.otlp_endpoint is None:
+        if settings.trace_content:
+            raise SettingsError("CHORUS_TRACE_CONTENT needs CHORUS_OTLP_ENDPOINT: without it there are no traces")
         return None
     try:
         from service.tracing import tracing_to  # OpenTelemetry is an extra

@@ -68,7 +68,8 @@ async def make_chat_job(request: SamplingFields, turn: Turn, services: Services,
         constraint=constraint,
         checked=() if tools is None else tools.checked,
     )
-    return make_job(request, plan, [token_ids], services, arrival)
+    job = make_job(request, plan, [token_ids], services, arrival)
+    return replace(job, asked=turn.messages) if services.keeps_content else job
 
 
 def _constraint(turn: Turn) -> api.Constraint | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from service.detokenizer import IncrementalDetokenizer
@@ -52,7 +53,11 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
         text_rules(request, continues=True),
         constraint,
     )
-    return make_job(request, plan, token_ids, services, arrival)
+    job = make_job(request, plan, token_ids, services, arrival)
+    if not services.keeps_content:
+        return job
+    texts = [prompt if isinstance(prompt, str) else json.dumps(prompt) for prompt in prompts]
+    return replace(job, asked=[{"role": "user", "content": text} for text in texts])
 
 
 def _encode(prompt: str | list[int], request: CompletionRequest, tokenizer: Tokenizer) -> list[int]:

@@ -26,6 +26,7 @@ from service.presenting import Presenter
 from service.running import RunningRequest
 from service.schemas.common import Usage
 from service.tokenizer import Tokenizer
+from service.transcript import Transcript
 from service.writers import BodyWriter, StreamWriter, Writer
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class GenerationResponse(ASGIResponse):
         self._services = services
         self._running = RunningRequest(job, services.settings.write_timeout)
         self._presenter: Presenter | None = None
+        self._transcript = Transcript(job.num_choices) if services.keeps_content else None
         self._failure: Exception | None = None
         self._last_batch_at = anyio.current_time()
         self._has_started = False
@@ -120,6 +122,8 @@ class GenerationResponse(ASGIResponse):
                         pings = anyio.CancelScope()
                         production.start_soon(self._ping, sender, pings)
                         while (batch := await self._next_batch(receiver)) is not None:
+                            if self._transcript is not None:
+                                self._transcript.add(batch)
                             await writer.write(batch)
                         pings.cancel()
                 except Exception as error:
@@ -219,8 +223,10 @@ class GenerationResponse(ASGIResponse):
 
     def _finished(self, outcome: Outcome, usage: Usage | None) -> FinishedRequest:
         finished = FinishedRequest(self._job, outcome, time.monotonic(), usage, failure=self._failure)
-        fan_out = self._running.fan_out
-        return finished if fan_out is None else replace(finished, prompts=fan_out.prompts, choices=fan_out.choices)
+        if (fan_out := self._running.fan_out) is None:
+            return finished
+        answered = () if self._transcript is None else self._transcript.choices()
+        return replace(finished, prompts=fan_out.prompts, choices=fan_out.choices, answered=answered)
 
     def _count(self, finished: FinishedRequest) -> None:
         if finished.outcome == "refused":

@@ -13,11 +13,14 @@ from service.schemas.common import Usage
 
 if TYPE_CHECKING:
     from service.job import GenerationJob
+    from service.parsers.pieces import Message
 
 Outcome = Literal["ok", "error", "cancelled", "refused"]
 OUTCOMES: tuple[Outcome, ...] = ("ok", "error", "cancelled", "refused")
 
-RefusalReason = Literal["queue_full", "key_limit", "not_ready", "deadline", "too_large", "unknown_model", "invalid"]
+RefusalReason = Literal[
+    "queue_full", "key_limit", "not_ready", "deadline", "too_large", "unknown_model", "unauthorized", "invalid"
+]
 REFUSAL_REASONS: tuple[RefusalReason, ...] = (
     "queue_full",
     "key_limit",
@@ -25,6 +28,7 @@ REFUSAL_REASONS: tuple[RefusalReason, ...] = (
     "deadline",
     "too_large",
     "unknown_model",
+    "unauthorized",
     "invalid",
 )
 
@@ -41,14 +45,19 @@ def refusal_reason(error: Exception) -> RefusalReason:
         return "deadline"
     if info.code == CONTEXT_LENGTH_EXCEEDED or info.status == 413:
         return "too_large"
-    by_status: dict[int, RefusalReason] = {404: "unknown_model", 429: "key_limit", 503: "not_ready"}
+    by_status: dict[int, RefusalReason] = {
+        401: "unauthorized",
+        404: "unknown_model",
+        429: "key_limit",
+        503: "not_ready",
+    }
     return by_status.get(info.status, "invalid")
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
     """ended_at: of time.monotonic(), as all times here. choices, prompts: empty where nothing was admitted. failure:
-    what the client was told.
+    what the client was told. answered: the choices' messages, only where traces are to have them.
     """
 
     job: GenerationJob
@@ -58,6 +67,7 @@ class FinishedRequest:
     prompts: Sequence[PromptInfo] = ()
     choices: Sequence[SeenChoice] = ()
     failure: Exception | None = None
+    answered: Sequence[Message] = ()
 
     @property
     def seconds(self) -> float:
@@ -87,6 +97,20 @@ class FinishedRequest:
         return sum(choice.num_tokens for choice, end in ends if end in WITHOUT_USE)
 
 
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """A request that ended before there was a job. route: the handler's path. error: a code or an exception's name.
+    Times: of time.monotonic().
+    """
+
+    route: str
+    outcome: Outcome
+    status: int
+    error: str
+    received_at: float
+    ended_at: float
+
+
 class Recorder(Protocol):
     """Tells somebody elsewhere of finished requests (service.tracing, which not every process imports)."""
 
@@ -96,6 +120,10 @@ class Recorder(Protocol):
 
     def record(self, finished: FinishedRequest, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """headers: the request's own. Never blocks."""
+        ...
+
+    def refuse(self, turned: TurnedAway, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """The same."""
         ...
 
 

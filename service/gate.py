@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Callable
+from typing import Any
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from service.auth import ANYONE, Caller, KeyFile
-from service.errors import JSON_CONTENT_TYPE, ErrorInfo
+from service.errors import JSON_CONTENT_TYPE, ApiError, ErrorInfo
 
 OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
 """Exactly these, as the server sees them. All else is denied by default, whatever routes there are or will be."""
 
 _REQUEST_ID = re.compile(rb"[ -~]{1,256}")
-_UNAUTHORIZED = ErrorInfo(
+UNAUTHORIZED = ErrorInfo(
     401,
     "A known API key is needed, as `Authorization: Bearer KEY`.",
     code="invalid_api_key",
@@ -26,9 +28,11 @@ _UNAUTHORIZED = ErrorInfo(
 class Gate:
     """Around the whole app, unknown URLs included. Leaves the caller in scope["auth"], the id in the scope's state."""
 
-    def __init__(self, app: ASGIApp, keys: KeyFile | None) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyFile | None, refused: Callable[[dict[str, Any], ApiError], None]) -> None:
+        """refused: told of each request for an answer that ends here, with the scope's state."""
         self._app = app
         self._keys = keys
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -38,6 +42,8 @@ class Gate:
         scope["state"] = {**scope["state"], "request_id": _request_id(scope)}  # hypercorn's is the connection's
         caller = self._caller(scope)
         if caller is None:
+            if scope["method"] == "POST" and scope["path"].startswith("/v1/"):
+                self._refused(scope["state"], ApiError(UNAUTHORIZED))
             await _refuse(send)
             return
         scope["auth"] = caller
@@ -56,8 +62,8 @@ def _request_id(scope: Scope) -> str:
 
 
 async def _refuse(send: Send) -> None:
-    body = _UNAUTHORIZED.encode()
-    headers = {"Content-Type": JSON_CONTENT_TYPE, "Content-Length": str(len(body)), **_UNAUTHORIZED.headers}
+    body = UNAUTHORIZED.encode()
+    headers = {"Content-Type": JSON_CONTENT_TYPE, "Content-Length": str(len(body)), **UNAUTHORIZED.headers}
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": _UNAUTHORIZED.status, "headers": raw})
+    await send({"type": "http.response.start", "status": UNAUTHORIZED.status, "headers": raw})
     await send({"type": "http.response.body", "body": body, "more_body": False})

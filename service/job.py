@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from engine import api
 from service.auth import ANYONE, Caller
 from service.choice_text import TextRules
 from service.fan_out import STEERED_BY_NOTHING, FanOutRules
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.messages import RenderedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class GenerationJob:
 
     batch: one engine request per prompt; choice i of prompt p has index p * n + i. created: unix seconds.
     request_id: the client's own, echoed. timeout: seconds from received_at, which is of time.monotonic(), to the
-    deadline.
+    deadline. asked: the messages, only where traces are to have them.
     """
 
     kind: Literal["chat", "completion"]
@@ -71,6 +75,7 @@ class GenerationJob:
     request_id: str | None
     show: ShowRules = ShowRules()
     fan_out: FanOutRules = STEERED_BY_NOTHING
+    asked: Sequence[RenderedMessage] = ()
     caller: Caller = ANYONE
     received_at: float = 0.0
     timeout: float = math.inf

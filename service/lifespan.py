@@ -56,6 +56,11 @@ class Services:
     on_death: OnDeath | None = None
     started_at: int = field(default_factory=lambda: int(time.time()))
 
+    @property
+    def keeps_content(self) -> bool:
+        """Texts are kept to a request's end, for its span."""
+        return self.tracing is not None and self.settings.trace_content
+
     def death(self) -> str | None:
         """Why the server is dead, None while it lives."""
         health = self.engine.health()

@@ -34,7 +34,7 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def refuse(self, error: Exception) -> None:
-        """Count a request that was turned away."""
+        """Count a request that ended before anything was made for it."""
         self._stats.refuse(error)
 
     def record(self, finished: FinishedRequest) -> None:

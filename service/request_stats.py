@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.api import EndReason
 from engine.stats import POWERS_OF_TWO, Histogram
+from service.errors import error_body
 from service.finished import (
     OUTCOMES,
     REFUSAL_REASONS,
@@ -45,6 +46,10 @@ class RequestStats:
         self.generation_tokens = Histogram(LENGTH_BOUNDS)
 
     def refuse(self, error: Exception) -> None:
+        """error: an unexpected one is no refusal, though nothing was made for the request."""
+        if error_body(error).unexpected:
+            self.requests["error"] += 1
+            return
         self.requests["refused"] += 1
         self.refusals[refusal_reason(error)] += 1
 

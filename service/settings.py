@@ -158,6 +158,7 @@ class Settings:
     otlp_endpoint: str | None = _setting(
         None, url, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets the spans of requests", "no tracing"
     )
+    trace_content: bool = _setting(False, switch, "spans have the texts of prompts and answers too")
     debug: bool = _setting(False, switch, "serve /debug/steps, the engine's last steps")
     backlog: int = _setting(2048, integer(1), "connections that may wait to be accepted")
 

@@ -1,7 +1,7 @@
 """Spans of OpenTelemetry: one for a request, one for each of its choices. Imported only where they are wanted.
 
 All spans of a request are made at its end, from the times that are kept anyway: nothing is done per token. They leave
-in batches, from a task of the app's own. No text of prompts or answers is in them.
+in batches, from a task of the app's own. Texts of prompts and answers are in them only where the settings say so.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from service import __version__
 from service.errors import ApiError
 from service.request_stats import OPERATIONS, PROVIDER
+from service.transcript import input_messages, output_messages
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
     from engine.api import PromptInfo, SamplingParams
     from service.fan_out import SeenChoice
-    from service.finished import FinishedRequest
+    from service.finished import FinishedRequest, TurnedAway
 
 logger = logging.getLogger("chorus.tracing")
 
@@ -113,6 +114,26 @@ class Tracing:
             child.end(unix(choice.ended_at or finished.ended_at))
         span.end(unix(finished.ended_at))
 
+    def refuse(self, turned: TurnedAway, headers: Headers) -> None:
+        """What was asked for may be anything, so that the span has the route's name alone."""
+        to_unix = time.time_ns() - time.monotonic_ns()
+        attributes: dict[str, Any] = {
+            "http.request.method": "POST",
+            "http.route": turned.route,
+            "http.response.status_code": turned.status,
+            "error.type": turned.error,
+            "chorus.outcome": turned.outcome,
+        }
+        span = self._tracer.start_span(
+            f"POST {turned.route}",
+            context=_parent(headers),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=int(turned.received_at * 1e9) + to_unix,
+        )
+        span.set_status(Status(StatusCode.ERROR))
+        span.end(int(turned.ended_at * 1e9) + to_unix)
+
 
 def tracing_to(endpoint: str) -> Tracing:
     """endpoint: a collector's base URL, for OTLP over HTTP."""
@@ -156,6 +177,10 @@ def _request_attributes(finished: FinishedRequest) -> dict[str, Any]:
         attributes["chorus.usage.cached_tokens"] = finished.usage.prompt_tokens_details.cached_tokens
     if finished.choices:
         attributes["gen_ai.response.finish_reasons"] = [reason.value for reason in finished.end_reasons]
+    if job.asked:
+        attributes["gen_ai.input.messages"] = input_messages(job.asked)
+    if finished.answered:
+        attributes["gen_ai.output.messages"] = output_messages(finished.answered, finished.end_reasons)
     if (failure := finished.failure) is not None:
         code = failure.info.code if isinstance(failure, ApiError) else None
         attributes["error.type"] = code or type(failure).__name__

@@ -196,6 +196,7 @@ def test_every_value_reaches_the_server_as_it_was_given() -> None:
         "metrics_bind": ("0.0.0.0", 9100),
         "metrics_compat": "vllm",
         "otlp_endpoint": "http://collector.tracing:4318",
+        "trace_content": True,
         "ping_seconds": 5.0,
         "drain_seconds": 300.0,
         "keep_alive_seconds": 620.0,

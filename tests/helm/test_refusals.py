@@ -45,6 +45,7 @@ REFUSALS = [
     ('monitoring={"serviceMonitor": {"enabled": true}, "podMonitor": {"enabled": true}}', "count everything twice"),
     ('model={"source": "newClaim", "id": "a/b"};replicaCount=2', "one pod only"),
     ('model={"source": "newClaim", "id": "a/b"};autoscaling.type="hpa"', "one pod only"),
+    ("monitoring.traceContent=true", "needs monitoring.otlpEndpoint"),
     ('ingress.annotations={"a": true}', "/ingress/annotations/a"),
     ('httpRoute.timeout="1 hour"', "/httpRoute/timeout"),
 ]

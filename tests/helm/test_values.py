@@ -22,6 +22,7 @@ ELSEWHERE = {
     "model": "model.source",
     "otlp_endpoint": "monitoring.otlpEndpoint",
     "served_model_name": "model.servedName",
+    "trace_content": "monitoring.traceContent",
 }
 """Settings that are not the value of the same name under engine or server."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import anyio
 import pytest
@@ -16,6 +17,7 @@ from service import __version__
 from service.auth import Caller, Limits
 from service.errors import ApiError, body_too_large, invalid, model_not_found
 from service.finished import REFUSAL_REASONS, refusal_reason
+from service.gate import UNAUTHORIZED
 from service.job import GenerationJob
 from service.limits import Quotas
 from service.metrics import Metrics
@@ -113,6 +115,7 @@ def key_limit() -> Exception:
         (body_too_large(3), "too_large"),
         (model_not_found("m2"), "unknown_model"),
         (invalid("no"), "invalid"),
+        (ApiError(UNAUTHORIZED), "unauthorized"),
         (RequestTooLarge("many", "n"), "invalid"),
     ],
 )
@@ -140,6 +143,32 @@ def test_refusals_are_counted_by_reason_wherever_they_happen() -> None:
     }
     assert found["chorus_requests_total{outcome=refused}"] == sum(counts.values()) == 4
     assert not any(found[key] for key in found if "duration_seconds_count" in key), "they would look like fast ones"
+
+
+def test_what_ends_before_there_is_a_job_has_its_line_and_its_place_in_the_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a key, with a bad field, and by a bug of ours, which is no refusal."""
+    caplog.set_level("INFO")
+    (tmp_path / "keys").write_text("sk-known team-a\n")
+    known, unknown = ({"Authorization": f"Bearer sk-{name}", "X-Request-Id": name} for name in ("known", "unknown"))
+    with serving(replace(SETTINGS, api_keys_file=tmp_path / "keys")) as client:
+        client.post(CHAT, json=BODY, headers=unknown)
+        client.get("/metrics", headers=unknown)
+        client.post(CHAT, json=BODY | {"n": 0}, headers=known)
+        monkeypatch.setattr(type(client.app.state.services.tokenizer), "render_chat", lambda *_: 1 / 0)
+        client.post(CHAT, json=BODY, headers=known)
+        found = samples(client.get("/metrics", headers=known).text)
+    assert found["chorus_refusals_total{reason=unauthorized}"] == found["chorus_refusals_total{reason=invalid}"] == 1
+    assert found["chorus_requests_total{outcome=refused}"] == 2, "a scrape without a key is no request for an answer"
+    assert found["chorus_requests_total{outcome=error}"] == 1
+    lines = [vars(record)["fields"] for record in caplog.records if record.getMessage() == "request"]
+    told = [(line["request_id"], line.get("key"), line["outcome"], line["status"], line["error"]) for line in lines]
+    assert told == [
+        ("unknown", None, "refused", 401, "invalid_api_key"),
+        ("known", "team-a", "refused", 400, "invalid_value"),
+        ("known", "team-a", "error", 500, "ZeroDivisionError"),
+    ]
 
 
 def test_the_runner_that_serves_is_a_label() -> None:

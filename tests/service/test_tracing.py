@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -15,22 +16,29 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind, StatusCode
 
-from engine.api import ChoiceFailed, EngineOverloaded
+from engine.api import ChoiceFailed, EndReason, EngineOverloaded
 from engine.config import EngineConfig
 from engine.fake import FakeEngine
 from service.app import create_app
+from service.choice_text import ChoiceEvent
 from service.event_stream import GenerationResponse
 from service.job import GenerationJob
 from service.lifespan import Services
+from service.parsers import ToolCallArguments, ToolCallStart
 from service.settings import Settings, SettingsError, read_settings
 from service.tracing import MAX_WAITING, Tracing, tracing_to
+from service.transcript import MAX_TEXT, Transcript, output_messages
 
+from .apps import SETTINGS
 from .asgi import Client, make_job, services_of
+from .inloop import app_and_client
 
 pytestmark = pytest.mark.anyio
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
+CHAT = "/v1/chat/completions"
+BODY = {"model": "org/m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "seed": 1}
 
 
 class Collector(SpanExporter):
@@ -143,6 +151,97 @@ async def test_no_text_of_prompt_or_answer_is_in_a_span() -> None:
         await ask(services, make_job(2, max_tokens=(8,), stop=("zebra",)))
     said = "".join(span.to_json() for span in collector.spans)
     assert "defgh" not in said and "zebra" not in said
+
+
+async def test_a_request_that_ends_before_there_is_a_job_is_an_error_with_a_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its span has the route and nothing that the client has written."""
+    collector, parent = Collector(), {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    async with app_and_client(SETTINGS) as (app, client):
+        tracing = app.state.services.tracing = Tracing(collector)
+        await client.post(CHAT, json=BODY | {"model": "zebra"}, headers=parent)
+        await client.post("/v1/completions", json={"model": "org/m", "prompt": "zebra", "n": 0})
+        monkeypatch.setattr(type(app.state.services.tokenizer), "render_chat", lambda *_: 1 / 0)
+        await client.post(CHAT, json=BODY)
+        await tracing._export()
+    model, field, bug = collector.spans
+    for span, route, status, error, outcome in (
+        (model, CHAT, 404, "model_not_found", "refused"),
+        (field, "/v1/completions", 400, "invalid_value", "refused"),
+        (bug, CHAT, 500, "ZeroDivisionError", "error"),
+    ):
+        assert span.name == f"POST {route}" and span.kind is SpanKind.SERVER
+        assert span.status.status_code is StatusCode.ERROR and span.start_time < span.end_time
+        assert span.attributes["error.type"] == error and span.attributes["http.response.status_code"] == status
+        assert span.attributes["chorus.outcome"] == outcome and "zebra" not in span.to_json()
+    assert f"{model.context.trace_id:032x}" == TRACE and field.parent is None
+
+
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+    {
+        "role": "assistant",
+        "reasoning_content": "look it up",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "found"},
+]
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_texts_are_in_the_span_where_they_are_asked_for(stream: bool) -> None:
+    """In the form of OpenTelemetry's conventions for generative AI."""
+    collector = Collector()
+    async with app_and_client(replace(SETTINGS, trace_content=True, otlp_endpoint="http://127.0.0.1:1")) as (
+        app,
+        client,
+    ):
+        tracing = app.state.services.tracing = Tracing(collector)
+        body = BODY | {"messages": TALK, "n": 2, "stream": stream}
+        answer = await client.post(CHAT, json=body)
+        assert answer.status_code == 200, answer.text
+        await client.post("/v1/completions", json={"model": "org/m", "prompt": ["a", "b"], "max_tokens": 1})
+        await tracing._export()
+    chat, completion = (span for span in collector.spans if span.kind is SpanKind.SERVER)
+    assert [message["parts"] for message in json.loads(chat.attributes["gen_ai.input.messages"])] == [
+        [{"type": "text", "content": "be brief"}],
+        [{"type": "text", "content": "hi"}],
+        [
+            {"type": "reasoning", "content": "look it up"},
+            {"type": "tool_call", "id": "c1", "name": "look", "arguments": {"a": 1}},
+        ],
+        [{"type": "tool_call_response", "id": "c1", "response": "found"}],
+    ]
+    said = json.loads(chat.attributes["gen_ai.output.messages"])
+    assert [(message["role"], message["finish_reason"]) for message in said] == [("assistant", "length")] * 2
+    if not stream:
+        texts = [choice["message"]["content"] for choice in answer.json()["choices"]]
+        assert [message["parts"] for message in said] == [[{"type": "text", "content": text}] for text in texts]
+    assert all(len(message["parts"][0]["content"]) == 3 for message in said)
+    asked = json.loads(completion.attributes["gen_ai.input.messages"])
+    assert [message["parts"][0]["content"] for message in asked] == ["a", "b"]
+    assert len(json.loads(completion.attributes["gen_ai.output.messages"])) == 2
+
+
+def test_reasoning_and_calls_of_an_answer_are_parts_of_their_own_and_long_texts_are_cut() -> None:
+    transcript = Transcript(1)
+    start, arguments = ToolCallStart(0, "c1", "look"), ToolCallArguments(0, "{}")
+    transcript.add([ChoiceEvent(0, "x" * MAX_TEXT, reasoning="hm"), ChoiceEvent(0, "yz", calls=(start, arguments))])
+    (message,) = json.loads(output_messages(transcript.choices(), [EndReason.STOP]))
+    assert message["finish_reason"] == "tool_call"
+    assert message["parts"] == [
+        {"type": "reasoning", "content": "hm"},
+        {"type": "text", "content": "x" * MAX_TEXT + "..."},
+        {"type": "tool_call", "id": "c1", "name": "look", "arguments": "{}"},
+    ]
+
+
+def test_texts_without_traces_are_a_mistake() -> None:
+    with pytest.raises(SettingsError, match="CHORUS_TRACE_CONTENT needs CHORUS_OTLP_ENDPOINT"):
+        create_app(Settings(engine="fake", trace_content=True))
 
 
 async def test_a_collector_that_takes_nothing_costs_bounded_memory(caplog: pytest.LogCaptureFixture) -> None:

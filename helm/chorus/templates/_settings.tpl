@@ -12,6 +12,9 @@ null leaves a setting to the server's own default. tests/helm holds values.yaml 
   "CHORUS_METRICS_COMPAT" .Values.monitoring.compat
   "CHORUS_OTLP_ENDPOINT" .Values.monitoring.otlpEndpoint
   "CHORUS_UPSTREAM_URLS" (join "," .Values.engine.upstream.urls) }}
+{{- if .Values.monitoring.traceContent }}
+{{- $_ := set $settings "CHORUS_TRACE_CONTENT" "true" }}
+{{- end }}
 {{- if .Values.apiKeys.existingSecret }}
 {{- $_ := set $settings "CHORUS_API_KEYS_FILE" "/etc/chorus/api-keys/keys" }}
 {{- end }}
@@ -83,6 +86,9 @@ vllm upstream
 {{- end }}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
 {{- fail "autoscaling.minReplicas is greater than autoscaling.maxReplicas" }}
+{{- end }}
+{{- if and .Values.monitoring.traceContent (not .Values.monitoring.otlpEndpoint) }}
+{{- fail "monitoring.traceContent needs monitoring.otlpEndpoint: without it there are no traces" }}
 {{- end }}
 {{- if and .Values.monitoring.serviceMonitor.enabled .Values.monitoring.podMonitor.enabled }}
 {{- fail "monitoring.serviceMonitor and monitoring.podMonitor together would count everything twice" }}
