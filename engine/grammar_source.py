@@ -37,7 +37,7 @@ GrammarConstraint = JsonObject | JsonSchema | Regex | Lark | Choice | JsonBlocks
 
 # One space at most where whitespace may stand. Without \u escapes a key has one spelling, so that none slips past the
 # properties that the schema lists.
-_JSON_STYLE = {"whitespace_pattern": " ", "json_allowed_escapes": 'nrbtf\\"', "lenient": False, "coerce_one_of": False}
+JSON_STYLE = {"whitespace_pattern": " ", "json_allowed_escapes": 'nrbtf\\"', "lenient": False, "coerce_one_of": False}
 
 
 class SourceError(ValueError):
@@ -149,7 +149,7 @@ def _block_rules(constraint: JsonBlocks | TriggeredBlocks) -> list[str]:
 
 
 def _styled(schema: dict[str, object]) -> str:
-    return json.dumps({"x-guidance": _JSON_STYLE, **schema}, allow_nan=False)
+    return json.dumps({"x-guidance": JSON_STYLE, **schema}, allow_nan=False)
 
 
 def _checked(schema: str, param: str) -> dict[str, object]:

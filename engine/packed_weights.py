@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-PACKED_FILE = "packed.safetensors"
+PACKED_FILE = "packed.blocks"
+"""In the format of safetensors but not named so: vLLM takes every file of that name for weights."""
 
 BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
 """GGUF types whose blocks are 32 weights of one scale (and one minimum)."""

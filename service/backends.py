@@ -20,6 +20,10 @@ def build_engine(settings: Settings) -> Engine:
             from engine.fake import FakeEngine
 
             return FakeEngine(config)
+        case "vllm":
+            from engine.vllm import VllmEngine
+
+            return VllmEngine(config, settings.vllm_options())
         case _:
             raise SettingsError(f"CHORUS_ENGINE={settings.engine} is not supported by this version")
 

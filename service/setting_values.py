@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,22 @@ def seconds(low: float) -> Callable[[str], float]:
         return _bounded(float(raw), low, None)
 
     return parse
+
+
+def fraction(raw: str) -> float:
+    if not re.fullmatch(r"\d?\.\d{1,9}|1", raw):
+        raise ValueError("expected a number from 0 to 1, such as 0.9")
+    return _bounded(float(raw), 0, 1)
+
+
+def json_object(raw: str) -> dict[str, object]:
+    try:
+        value = json.loads(raw)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError("expected a JSON object")
+    return value
 
 
 def size(raw: str) -> int:

@@ -10,9 +10,23 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, VllmOptions
+from service.engine_settings import refusal
 from service.parsers import REASONING_PARSERS, TOOL_PARSERS
-from service.setting_values import bind, choice, integer, origins, path, seconds, size, switch, text, url
+from service.setting_values import (
+    bind,
+    choice,
+    fraction,
+    integer,
+    json_object,
+    origins,
+    path,
+    seconds,
+    size,
+    switch,
+    text,
+    url,
+)
 
 PREFIX = "CHORUS_"
 RESERVED = ("CHORUS_UPSTREAM_API_KEY", "CHORUS_UPSTREAM_URLS")
@@ -68,7 +82,7 @@ class Settings:
         "console on a terminal, else json",
     )
 
-    engine: str = _setting("torch", choice("torch", "fake", "vllm", "upstream"), "torch, or fake (for tests)")
+    engine: str = _setting("torch", choice("torch", "fake", "vllm", "upstream"), "torch, vllm, or fake (for tests)")
     model: str | None = _setting(
         None, text, "hub id, local folder or GGUF file of the model", "the default model, SmolLM2-135M-Instruct"
     )
@@ -106,6 +120,29 @@ class Settings:
         _DEFAULTS.stream_credit, integer(1), "engine steps that a stream's reader may be behind before it waits"
     )
     num_threads: int | None = _setting(_DEFAULTS.num_threads, integer(1), "the engine's CPU threads", "torch's own")
+    tensor_parallel_size: int | None = _setting(
+        None, integer(1), "GPUs that each layer is spread over (this and the next ten: vllm only)", "vLLM's, 1"
+    )
+    pipeline_parallel_size: int | None = _setting(None, integer(1), "groups of GPUs that share the layers", "vLLM's, 1")
+    data_parallel_size: int | None = _setting(
+        None, integer(1), "copies of the model, each on GPUs of its own", "vLLM's, 1"
+    )
+    nnodes: int | None = _setting(
+        None, integer(1), "machines; the others run `vllm serve --headless`, and this one is the first", "vLLM's, 1"
+    )
+    master_addr: str | None = _setting(None, text, "address of this machine, which the others call", "vLLM's own")
+    master_port: int | None = _setting(None, integer(1, 65535), "its port for that", "vLLM's own")
+    distributed_executor_backend: str | None = _setting(
+        None, choice("mp", "ray", "uni"), "what starts the processes: mp, ray or uni (none)", "vLLM's choice"
+    )
+    gpu_memory_utilization: float | None = _setting(
+        None, fraction, "share of a GPU's memory (of a CPU's, where that serves)", "vLLM's own"
+    )
+    quantization: str | None = _setting(None, text, "how weights are quantized, by vLLM's name", "as the model says")
+    enforce_eager: bool | None = _setting(None, switch, "no compilation, no CUDA graphs", "vLLM's, false")
+    kv_transfer_config: dict[str, object] | None = _setting(  # noqa: RUF009
+        None, json_object, "vLLM's connector for `kv_transfer_params`, as JSON", "none"
+    )
     release_timeout: float = _setting(
         _DEFAULTS.release_timeout, seconds(0), "seconds to wait for the engine to let go of an aborted request"
     )
@@ -170,6 +207,9 @@ class Settings:
     def engine_config(self) -> EngineConfig:
         return EngineConfig(**{setting.name: getattr(self, setting.name) for setting in fields(EngineConfig)})
 
+    def vllm_options(self) -> VllmOptions:
+        return VllmOptions(**{setting.name: getattr(self, setting.name) for setting in fields(VllmOptions)})
+
     def public(self) -> dict[str, object]:
         """All settings as JSON values, for the start-up line. None of them is secret."""
         values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
@@ -186,6 +226,8 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     values = {setting.name: value for setting in fields(Settings) for value in _read(setting, environ)}
     if values.get("model") is not None and "served_model_name" not in values:
         values["served_model_name"] = _model_name(values["model"])
+    if (reason := refusal(values, PREFIX)) is not None:
+        raise SettingsError(reason)
     return Settings(**values)
 
 

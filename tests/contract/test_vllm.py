@@ -76,7 +76,10 @@ async def test_greedy_tokens_are_those_of_the_torch_engine(anyio_backend: str) -
         assert await answers(vllm_engine, *batch) == wanted
 
 
-SCHEMA = JsonSchema('{"type":"object","properties":{"a":{"enum":["x","yy"]}},"required":["a"]}', "response_format")
+SCHEMA = JsonSchema(
+    '{"type":"object","properties":{"a":{"enum":["x","yy"]}},"required":["a"],"additionalProperties":false}',
+    "response_format",
+)
 BLOCK = JsonBlock("<call>", SCHEMA, "</call>")
 
 
@@ -85,9 +88,9 @@ BLOCK = JsonBlock("<call>", SCHEMA, "</call>")
     [
         (Regex("[ab]{3,5}c", "r"), r"[ab]{3,5}c"),
         (Choice(("yes", "no", "perhaps"), "c"), r"yes|no|perhaps"),
-        (SCHEMA, r'\{ ?"a" ?: ?"(x|yy)" ?\}'),
+        (SCHEMA, r'\{"a": "(x|yy)"\}'),
         (Lark('start: "(" start ")" | "x"', "g"), r"\(*x\)*"),
-        (JsonBlocks((BLOCK,), "tools", max_blocks=1), r'<call>\{ *"a" *: *"(x|yy)" *\}</call>'),
+        (JsonBlocks((BLOCK,), "tools", max_blocks=1), r'<call>\{"a": "(x|yy)"\}</call>'),
     ],
     ids=["regex", "choice", "schema", "lark", "blocks"],
 )

@@ -51,9 +51,41 @@ def test_a_variable_is_parsed(name: str, raw: str, field: str, value: object) ->
     assert getattr(read_settings({name: raw}), field) == value
 
 
+def test_settings_of_vllm_have_its_names_and_are_its_alone() -> None:
+    environ = {
+        "CHORUS_ENGINE": "vllm",
+        "CHORUS_TENSOR_PARALLEL_SIZE": "4",
+        "CHORUS_NNODES": "2",
+        "CHORUS_DISTRIBUTED_EXECUTOR_BACKEND": "ray",
+        "CHORUS_GPU_MEMORY_UTILIZATION": "0.85",
+        "CHORUS_ENFORCE_EAGER": "true",
+        "CHORUS_KV_TRANSFER_CONFIG": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
+    }
+    assert read_settings(environ).vllm_options().arguments() == {
+        "tensor_parallel_size": 4,
+        "nnodes": 2,
+        "distributed_executor_backend": "ray",
+        "gpu_memory_utilization": 0.85,
+        "enforce_eager": True,
+        "kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+    }
+    for name in environ.keys() - {"CHORUS_ENGINE"}:
+        with pytest.raises(SettingsError, match=f"{name} needs CHORUS_ENGINE=vllm"):
+            read_settings({name: environ[name]})
+
+
+@pytest.mark.parametrize("name", ["CHORUS_RUNNER", "CHORUS_NUM_SPECULATIVE_TOKENS", "CHORUS_NUM_THREADS"])
+def test_a_setting_that_vllm_would_ignore_is_refused(name: str) -> None:
+    raw = "torch" if name == "CHORUS_RUNNER" else "2"
+    with pytest.raises(SettingsError, match=f"{name} means nothing to vLLM"):
+        read_settings({"CHORUS_ENGINE": "vllm", name: raw})
+
+
 @pytest.mark.parametrize(
     ("name", "raw"),
     [
+        ("CHORUS_GPU_MEMORY_UTILIZATION", "1.5"),
+        ("CHORUS_KV_TRANSFER_CONFIG", "[1]"),
         ("CHORUS_PORT", "65536"),
         ("CHORUS_PORT", "8000.0"),
         ("CHORUS_PORT", "-1"),

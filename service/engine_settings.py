@@ -1,0 +1,21 @@
+"""Which settings mean something to which engine: one that does nothing would be believed to work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+from engine.config import VllmOptions
+
+_VLLM_ONLY = tuple(option.name for option in fields(VllmOptions))
+_NOT_VLLM = ("runner", "num_speculative_tokens", "num_threads")
+
+
+def refusal(given: Mapping[str, object], prefix: str) -> str | None:
+    """Why these do not go together, if they do not. given: the settings whose variables are set, by their names."""
+    engine = given.get("engine", "torch")
+    for name in _NOT_VLLM if engine == "vllm" else _VLLM_ONLY:
+        if name in given:
+            variable = f"{prefix}{name.upper()}"
+            return f"{variable} means nothing to vLLM" if engine == "vllm" else f"{variable} needs {prefix}ENGINE=vllm"
+    return None
