@@ -26,6 +26,7 @@ from service.controllers.completions import CompletionsController
 from service.controllers.models import ModelsController
 from service.controllers.ops import OpsController
 from service.controllers.requests import RequestsController
+from service.controllers.responses import ResponsesController
 from service.controllers.tokenize import TokenizeController
 from service.errors import EXCEPTION_HANDLERS
 from service.finished import Recorder
@@ -70,6 +71,7 @@ def create_app(
         route_handlers=[
             ChatController,
             CompletionsController,
+            ResponsesController,
             TokenizeController,
             ModelsController,
             RequestsController,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -13,22 +13,26 @@ from service.chat_prompt import chat_prompt
 from service.choice_text import TextRules
 from service.errors import CONTEXT_LENGTH_EXCEEDED, invalid
 from service.fan_out import STEERED_BY_NOTHING, FanOutRules
-from service.job import Arrival, GenerationJob
+from service.job import Arrival, GenerationJob, Kind
 from service.lifespan import Services
 from service.messages import RenderedMessage
 from service.parsers import REASONING_PARSERS, OutputParser, ReasoningParser
-from service.requests import Plan, make_job
+from service.requests import Plan, make_job, wanted_tokens
 from service.sampling import show_rules, text_rules
 from service.schemas.common import SamplingFields
+from service.schemas.responses import Response
+from service.shortening import shortened_prompt
 from service.structured import both_say, field_of
 from service.tools import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A conversation and what is asked of its next turn. text: what the text must be."""
+    """A conversation and what is asked of its next turn. text: what the text must be. truncates: what does not fit is
+    left out from the start. response: as in a job.
+    """
 
-    kind: Literal["chat"]
+    kind: Kind
     id_prefix: str
     messages: Sequence[RenderedMessage]
     template: TemplateWish
@@ -39,12 +43,22 @@ class Turn:
     logprobs: int | None
     n: int = 1
     fan_out: FanOutRules = STEERED_BY_NOTHING
+    truncates: bool = False
+    response: Response | None = None
 
 
 async def make_chat_job(request: SamplingFields, turn: Turn, services: Services, arrival: Arrival) -> GenerationJob:
     """Raises ApiError (400) naming the field, EngineNotReady and EngineDead."""
     tools, constraint = turn.tools, _constraint(turn)
-    token_ids, tail = await chat_prompt(request, turn.template, turn.messages, tools, services)
+
+    def prompt(messages: Sequence[RenderedMessage]) -> Awaitable[tuple[list[int], str]]:
+        return chat_prompt(request, turn.template, messages, tools, services)
+
+    if turn.truncates:
+        room = services.engine.info.max_model_len - wanted_tokens(request, turn.max_tokens)
+        token_ids, tail = await shortened_prompt(turn.messages, prompt, room)
+    else:
+        token_ids, tail = await prompt(turn.messages)
     continues = turn.template.continues
     continued = str(turn.messages[-1].get("content") or "") if continues else ""
     # what must be complete begins with its first token: no reasoning comes before it
@@ -67,6 +81,7 @@ async def make_chat_job(request: SamplingFields, turn: Turn, services: Services,
         text=_with_parsers(text_rules(request, continues=continues), tools, reasoning, tail, continued),
         constraint=constraint,
         checked=() if tools is None else tools.checked,
+        response=turn.response,
     )
     job = make_job(request, plan, [token_ids], services, arrival)
     return replace(job, asked=turn.messages) if services.keeps_content else job

@@ -52,7 +52,8 @@ class ChoiceEvent:
     stop string. num_tokens: how many, None from an engine that does not say; num_reasoning_tokens: of them.
     stop_reason: the stop string or token id. entries: where log probabilities were asked for, of the tokens whose text
     is out; over all events one for each token that counts. error: what the client is told where the end_reason is
-    ERROR. calls: what the parser made of the text that is neither content nor reasoning.
+    ERROR. calls: what the parser made of the text that is neither content nor reasoning. ordered:
+    where there are calls, all of it in its order.
     """
 
     index: int
@@ -66,6 +67,15 @@ class ChoiceEvent:
     reasoning: str = ""
     calls: tuple[ToolCallStart | ToolCallArguments, ...] = ()
     num_reasoning_tokens: int = 0
+    ordered: tuple[Piece, ...] = ()
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Reasoning, text and calls as they followed each other."""
+        if self.ordered:
+            return self.ordered
+        reasoning = (ReasoningDelta(self.reasoning),) if self.reasoning else ()
+        return (*reasoning, ContentDelta(self.text)) if self.text else reasoning
 
 
 class ChoiceText:
@@ -179,6 +189,8 @@ class ChoiceText:
         has_ended = end_reason is not None
         if has_ended:
             self._say(self._parser.finish(), said)
+        pieces = merge(said.pieces)
+        calls = tuple(piece for piece in pieces if isinstance(piece, ToolCallStart | ToolCallArguments))
         return ChoiceEvent(
             self._index,
             "".join(piece.text for piece in said.pieces if isinstance(piece, ContentDelta)),
@@ -188,8 +200,9 @@ class ChoiceText:
             stop_reason,
             self._entries.take_all(self._num_passed) if has_ended else self._entries.take(self._num_out),
             reasoning="".join(piece.text for piece in said.pieces if isinstance(piece, ReasoningDelta)),
-            calls=tuple(piece for piece in merge(said.pieces) if isinstance(piece, ToolCallStart | ToolCallArguments)),
+            calls=calls,
             num_reasoning_tokens=said.num_reasoning_tokens,
+            ordered=tuple(pieces) if calls else (),
         )
 
     @property

@@ -76,7 +76,7 @@ def decode(body: bytes, type_: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=type_)
     except msgspec.ValidationError as error:
-        raise _validation_error(str(error), type_) from None
+        raise validation_error(str(error), type_) from None
     except msgspec.DecodeError as error:
         detail = str(error) if body.strip() else "it is empty"
         raise invalid(f"The request body is not valid JSON: {detail}.") from None
@@ -84,16 +84,18 @@ def decode(body: bytes, type_: type[T]) -> T:
         raise invalid("The request body is nested too deeply.") from None
 
 
-def _validation_error(text: str, type_: type[msgspec.Struct]) -> ApiError:
+def validation_error(text: str, type_: type[msgspec.Struct], place: str = "") -> ApiError:
+    """text: msgspec's, of a value of this type. place: where it stands in the request."""
     match = _ERROR.fullmatch(text)
     assert match is not None
     message, path = match["message"], (match["path"] or "").removesuffix("[...]").removeprefix(".")
+    within, path = path, _join(place, path) if path and place else place or path
     if missing := _MISSING.fullmatch(message):
         param = _join(path, missing["name"])
         return invalid(f"Missing required parameter: `{param}`.", param, "missing_required_parameter")
     if unknown := _UNKNOWN.fullmatch(message):
         param = _join(path, unknown["name"])
-        near = _nearest(unknown["name"], _field_names(type_, path))
+        near = _nearest(unknown["name"], _field_names(type_, within))
         hint = f" The nearest known one is `{near}`." if near else ""
         return invalid(f"Unknown parameter: `{param}`.{hint}", param, "unknown_parameter")
     return invalid(f"Invalid request: {message}{f' at `{path}`' if path else ''}.", path or None, "invalid_value")

@@ -21,8 +21,8 @@ from service.fan_out import FanOut
 from service.finished import FinishedRequest, Outcome
 from service.generation import Batch, generate
 from service.logs import log_event
+from service.presenter import Presenter
 from service.presenters import PRESENTERS
-from service.presenting import Presenter
 from service.running import RunningRequest
 from service.schemas.common import Usage
 from service.tokenizer import Tokenizer

@@ -11,10 +11,13 @@ from engine import api
 from service.auth import ANYONE, Caller
 from service.choice_text import TextRules
 from service.fan_out import STEERED_BY_NOTHING, FanOutRules
+from service.schemas.responses import Response
 from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.messages import RenderedMessage
+
+Kind = Literal["chat", "completion", "response"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,11 @@ class GenerationJob:
 
     batch: one engine request per prompt; choice i of prompt p has index p * n + i. created: unix seconds.
     request_id: the client's own, echoed. timeout: seconds from received_at, which is of time.monotonic(), to the
-    deadline. asked: the messages, only where traces are to have them.
+    deadline. response: what the answer of a response repeats of its request; else None. asked: the messages, only where
+    traces are to have them.
     """
 
-    kind: Literal["chat", "completion"]
+    kind: Kind
     response_id: str
     created: int
     model: str
@@ -75,6 +79,7 @@ class GenerationJob:
     request_id: str | None
     show: ShowRules = ShowRules()
     fan_out: FanOutRules = STEERED_BY_NOTHING
+    response: Response | None = None
     asked: Sequence[RenderedMessage] = ()
     caller: Caller = ANYONE
     received_at: float = 0.0

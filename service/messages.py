@@ -67,11 +67,11 @@ def _assistant(message: AssistantMessage, place: str) -> RenderedMessage:
 def _calls(message: AssistantMessage, place: str) -> list[dict[str, object]]:
     """The older `function_call` counts as a call whose id is the function's name."""
     calls = [
-        _call(call.id, call.function.name, call.function.arguments, f"{place}.tool_calls[{number}].function")
+        rendered_call(call.id, call.function.name, call.function.arguments, f"{place}.tool_calls[{number}].function")
         for number, call in enumerate(message.tool_calls or [])
     ]
     if (function := message.function_call) is not None:
-        calls.append(_call(function.name, function.name, function.arguments, f"{place}.function_call"))
+        calls.append(rendered_call(function.name, function.name, function.arguments, f"{place}.function_call"))
     return calls
 
 
@@ -91,7 +91,8 @@ def _text(content: Content, place: str) -> str:
     return "\n".join(part.text for part in content)
 
 
-def _call(id_: str, name: str, arguments: str, place: str) -> dict[str, object]:
+def rendered_call(id_: str, name: str, arguments: str, place: str) -> dict[str, object]:
+    """place: where the arguments stand. Raises ApiError (400)."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -14,9 +14,14 @@ from service import __version__
 from service.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from service.schemas.common import ErrorEnvelope
 from service.schemas.completions import Completion, CompletionRequest
-from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldRule
+from service.schemas.field_rules import FieldRule
+from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from service.schemas.models import ModelCard, ModelList
 from service.schemas.requests import Cancelled, RunningRequestList
+from service.schemas.response_events import Event
+from service.schemas.response_fields import RESPONSE_FIELDS
+from service.schemas.response_items import InputItem
+from service.schemas.responses import Response, ResponseRequest
 from service.schemas.tokenize import Detokenized, DetokenizeRequest, RenderedChat, Tokenized, TokenizeRequest
 
 ERRORS = {
@@ -30,6 +35,11 @@ ERRORS = {
     500: "The server had an error.",
     503: "The model is loading, the server is shutting down, the engine has died, or a deadline passed in the queue.",
 }
+REQUESTS = (
+    ("/v1/chat/completions", "ChatCompletionRequest", CHAT_FIELDS),
+    ("/v1/completions", "CompletionRequest", COMPLETION_FIELDS),
+    ("/v1/responses", "ResponseRequest", RESPONSE_FIELDS),
+)
 GENERATION_ERRORS = (400, 401, 404, 413, 415, 429, 500, 503)
 
 Json = dict[str, Any]
@@ -53,6 +63,8 @@ def _ref(name: str) -> Json:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+_EVENTS = [_ref(kind.__name__) for kind in get_args(Event)]
+_ITEMS = [_ref(kind.__name__) for kind in get_args(InputItem)]
 _STATUS = {"application/json": {"type": "object", "additionalProperties": {"type": "string"}}}
 _MODEL_ID = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
 _RESPONSE_ID = {
@@ -93,6 +105,15 @@ OPERATIONS = (
         {"application/json": _ref("Completion"), "text/event-stream": _ref("Completion")},
         GENERATION_ERRORS,
         "CompletionRequest",
+        (_REQUEST_ID, _TIMEOUT),
+    ),
+    _Operation(
+        "/v1/responses",
+        "post",
+        "Answer a conversation, with or without tools",
+        {"application/json": _ref("Response"), "text/event-stream": {"anyOf": _EVENTS}},
+        GENERATION_ERRORS,
+        "ResponseRequest",
         (_REQUEST_ID, _TIMEOUT),
     ),
     _Operation(
@@ -218,6 +239,10 @@ def _schemas() -> Json:
         ChatCompletion,
         ChatCompletionChunk,
         Completion,
+        ResponseRequest,
+        Response,
+        *get_args(Event),
+        *get_args(InputItem),
         ModelCard,
         ModelList,
         RunningRequestList,
@@ -230,9 +255,10 @@ def _schemas() -> Json:
         ErrorEnvelope,
     )
     _, schemas = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    for name, fields in (("ChatCompletionRequest", CHAT_FIELDS), ("CompletionRequest", COMPLETION_FIELDS)):
+    for _, name, fields in REQUESTS:
         for field, schema in schemas[name]["properties"].items():
             schema["description"] = _note(fields[field])
+    _describe_input(schemas)
     schemas["ChatCompletionRequest"]["properties"]["messages"]["minItems"] = 1
     schemas["TokenizeRequest"]["oneOf"] = [
         {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
@@ -242,6 +268,19 @@ def _schemas() -> Json:
         },
     ]
     return schemas
+
+
+def _describe_input(schemas: Json) -> None:
+    """What `service.response_input` makes of it: an item's `type` may be left out where its fields tell."""
+    for name in ("InputMessage", "ItemReference"):
+        schemas[name]["required"].remove("type")
+    description = schemas["ResponseRequest"]["properties"]["input"]["description"]
+    items = {"type": "array", "minItems": 1, "items": {"anyOf": _ITEMS}}
+    schemas["ResponseRequest"]["properties"]["input"] = {
+        "anyOf": [{"type": "string"}, items],
+        "description": description,
+    }
+    schemas["ResponseRequest"]["required"].append("input")
 
 
 def _note(rule: FieldRule) -> str:
@@ -259,7 +298,7 @@ def docs_page() -> str:
     )
     requests = "".join(
         f"<h2><code>{path}</code></h2><table><tr><th>field</th><th>use</th><th></th></tr>{_field_rows(fields)}</table>"
-        for path, fields in (("/v1/chat/completions", CHAT_FIELDS), ("/v1/completions", COMPLETION_FIELDS))
+        for path, _, fields in REQUESTS
     )
     title = f"{document['info']['title']} {document['info']['version']}"
     return (

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
+from service.job import Kind
 from service.parsers import ToolCallArguments, ToolCallStart, fold
-from service.presenting import Part, Presenter, PromptFacts
+from service.presenter import Presenter
+from service.presenting import ChoicesPresenter, Part, PromptFacts
+from service.response_presenter import ResponsePresenter
 from service.schemas.chat import (
     ChatChoice,
     ChatChunkChoice,
@@ -29,7 +31,7 @@ from service.schemas.logprobs import ChatLogprobs, CompletionLogprobs
 from service.shown_logprobs import chat_logprobs, completion_logprobs
 
 
-class ChatPresenter(Presenter):
+class ChatPresenter(ChoicesPresenter):
     """A choice's first chunk has its role and no text, its last one an empty delta and the finish reason.
 
     Log probabilities and token ids go with the last chunk that shows something of their text.
@@ -138,7 +140,7 @@ def _tool_call(id_: str, name: str, arguments: str) -> ToolCall:
     return ToolCall(id=id_, function=FunctionCall(name=name, arguments=arguments))
 
 
-class CompletionPresenter(Presenter):
+class CompletionPresenter(ChoicesPresenter):
     """Chunk and body have one shape; a choice's last chunk carries the rest of its text too."""
 
     def _chunks(self, part: Part) -> list[Struct]:
@@ -173,7 +175,8 @@ class CompletionPresenter(Presenter):
         return None if k is None or not part.entries else completion_logprobs(part.entries, k)
 
 
-PRESENTERS: dict[Literal["chat", "completion"], type[Presenter]] = {
+PRESENTERS: dict[Kind, type[Presenter]] = {
     "chat": ChatPresenter,
     "completion": CompletionPresenter,
+    "response": ResponsePresenter,
 }

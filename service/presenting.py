@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict
 
@@ -13,11 +13,10 @@ from engine.api import EndReason, PromptInfo, TokenPrompt
 from service.choice_text import ChoiceEvent
 from service.fan_out import FanOut
 from service.parsers import ToolCallArguments, ToolCallStart
+from service.presenter import Presenter
 from service.schemas.common import (
-    CompletionTokensDetails,
     ErrorDetail,
     FinishReason,
-    PromptTokensDetails,
     Usage,
 )
 from service.schemas.fan_out import ChoiceDetails, FanOutResult
@@ -33,11 +32,6 @@ if TYPE_CHECKING:
 def finish_reason(end_reason: EndReason) -> FinishReason:
     """OpenAI's word: anything but a stop is an answer that is not complete."""
     return "stop" if end_reason is EndReason.STOP else "length"
-
-
-def total(counts: Iterable[int | None]) -> int:
-    """The sum of the known counts."""
-    return sum(count for count in counts if count is not None)
 
 
 class ChoiceFacts(TypedDict):
@@ -86,22 +80,14 @@ class Part:
         return bool(self.text or self.reasoning or self.calls or self.end is not None)
 
 
-class Presenter(ABC):
-    """One answer. Every event goes to `chunks` (and then `last_chunks`), or every event to `collect` (and then `body`).
-
-    prompts: live; num_cached_tokens is read when the usage is. fan_out: has seen every event already.
-    """
+class ChoicesPresenter(Presenter):
+    """An answer of choices: chat and completions."""
 
     def __init__(
         self, job: GenerationJob, prompts: Sequence[PromptInfo], fan_out: FanOut, tokenizer: Tokenizer
     ) -> None:
-        self._job = job
-        self._tokenizer = tokenizer
-        self._prompts = prompts
-        self._fan_out = fan_out
+        super().__init__(job, prompts, fan_out, tokenizer)
         self._num_open = job.num_choices
-        self._num_completion_tokens = 0
-        self._num_reasoning_tokens = 0
         self._called: set[int] = set()
         show = job.show
         self._shows_only_text = (
@@ -125,21 +111,7 @@ class Presenter(ABC):
             self._echoed[prompt] = prompt_entries(self._prompt_ids(prompt), told, offsets, self._tokenizer)
         return list(self._echoed[prompt])
 
-    def usage(self) -> Usage:
-        """Each prompt counts once, the completions of all choices together."""
-        prompt_tokens = total(prompt.num_tokens for prompt in self._prompts)
-        cached_tokens = total(prompt.num_cached_tokens for prompt in self._prompts)
-        reasoning = CompletionTokensDetails(reasoning_tokens=self._num_reasoning_tokens)
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=self._num_completion_tokens,
-            total_tokens=prompt_tokens + self._num_completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
-            completion_tokens_details=reasoning if self._job.show.reasoning else UNSET,
-        )
-
     def chunks(self, event: ChoiceEvent) -> list[Struct]:
-        """What an event adds to the stream; nothing while its text is held back."""
         part = self._add(event)
         self._num_open -= event.end_reason is not None
         chunks = self._opening(part)
@@ -149,7 +121,6 @@ class Presenter(ABC):
         return chunks
 
     def adds_only_text(self, event: ChoiceEvent) -> bool:
-        """Whether its one chunk is `text_chunk`; then `count` stands for `chunks`."""
         if not event.text or not event.num_tokens or event.end_reason is not None or not self._shows_only_text:
             return False
         if event.reasoning or event.calls or event.entries:
@@ -158,13 +129,8 @@ class Presenter(ABC):
         return part is not None and not part.is_first and not part.is_visible
 
     def text_chunk(self, index: int, text: str) -> Struct:
-        """Nothing of it but the text changes from one to the next."""
         (chunk,) = self._chunks(Part(index, index, is_first=False, text=text))
         return chunk
-
-    def count(self, event: ChoiceEvent) -> None:
-        self._num_completion_tokens += event.num_tokens or 0
-        self._num_reasoning_tokens += event.num_reasoning_tokens
 
     def last_chunks(self) -> list[Struct]:
         return [self._usage_chunk(self.usage())] if self._job.include_usage else []
@@ -173,7 +139,7 @@ class Presenter(ABC):
         self._add(event)
 
     def body(self) -> Struct:
-        """The whole answer, once every choice has ended: the choices that the fan-out keeps, in its order."""
+        """The choices that the fan-out keeps, in its order."""
         kept = [self._parts[index] for index in self._fan_out.order()]
         for number, part in enumerate(kept):
             part.shown_index = number if self._job.show.renumbered else part.index

@@ -21,7 +21,7 @@ FIRST_TOKEN_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5
 TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
 LENGTH_BOUNDS = tuple(float(2**k) for k in range(18))
-OPERATIONS = {"chat": "chat", "completion": "text_completion"}
+OPERATIONS = {"chat": "chat", "completion": "text_completion", "response": "response"}
 """OpenTelemetry's names of what is asked for."""
 
 PROVIDER = "chorus"

@@ -1,4 +1,4 @@
-"""What both endpoints do between a decoded request and an engine batch: fields, context, parameters. 4xx ends here."""
+"""What the endpoints do between a decoded request and an engine batch: fields, context, parameters. 4xx ends here."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from functools import partial
 from typing import Literal, TypeVar
 
 import anyio
+import msgspec
 
 from engine import api
 from service.auth import ANYONE, Caller
 from service.choice_text import TextRules
 from service.errors import CONTEXT_LENGTH_EXCEEDED, invalid, model_not_found
 from service.fan_out import FanOutRules, fan_out_rules
-from service.job import Arrival, GenerationJob, ShowRules
+from service.job import Arrival, GenerationJob, Kind, ShowRules
 from service.lifespan import Services
 from service.sampling import choices, given
 from service.schemas.common import SamplingFields
-from service.schemas.fields import FieldRule, Use
+from service.schemas.field_rules import FieldRule, Use
+from service.schemas.responses import Response
 from service.structured import check_constraint
 from service.tokenizer import Tokenizer
 
@@ -33,9 +35,9 @@ MAX_PROMPT_LOGPROBS = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the two endpoints differ in. *_param: the fields to blame, as the client named them."""
+    """What the endpoints differ in. *_param: the fields to blame, as the client named them. response: as in a job."""
 
-    kind: Literal["chat", "completion"]
+    kind: Kind
     id_prefix: str
     prompt_param: Literal["messages", "prompt", "input"]
     max_tokens: int | None
@@ -46,6 +48,7 @@ class Plan:
     text: TextRules
     constraint: api.Constraint | None
     checked: tuple[api.Constraint, ...] = ()
+    response: Response | None = None
 
 
 def check_common(request: SamplingFields, services: Services, fields: Mapping[str, FieldRule]) -> None:
@@ -53,10 +56,27 @@ def check_common(request: SamplingFields, services: Services, fields: Mapping[st
         raise model_not_found(request.model)
     for name, rule in fields.items():
         if rule.use is Use.REFUSED and "[" not in name:
-            _refuse(name, getattr(request, name), rule)
+            refuse(name, _value(request, name), rule)
 
 
-def _refuse(name: str, value: object, rule: FieldRule) -> None:
+def _value(request: msgspec.Struct, path: str) -> object:
+    """None where something above it is."""
+    value: object = request
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def refuse_fields(given: msgspec.Struct, path: str, place: str, fields: Mapping[str, FieldRule]) -> None:
+    """Those of an element of a list. path: as in `fields`. place: as the client is told. Raises ApiError (400)."""
+    for name, encoded in zip(given.__struct_fields__, given.__struct_encode_fields__, strict=True):
+        rule = fields.get(f"{path}.{encoded}")
+        if rule is not None and rule.use is Use.REFUSED:
+            refuse(f"{place}.{encoded}", getattr(given, name), rule)
+
+
+def refuse(name: str, value: object, rule: FieldRule) -> None:
+    """Raises ApiError (400) unless the value asks for nothing."""
     if value is None or value in rule.neutral:
         return
     accepted = ", ".join(json.dumps(neutral) for neutral in rule.neutral)
@@ -109,6 +129,7 @@ def make_job(
         request_id=given(request.request_id, arrival.request_id),
         show=plan.show,
         fan_out=plan.fan_out,
+        response=plan.response,
         caller=caller,
         received_at=arrival.received_at,
         timeout=arrival.seconds(request.timeout, services.settings),
@@ -144,8 +165,13 @@ def _check_prompt(token_ids: Sequence[int], plan: Plan, info: api.EngineInfo) ->
         raise invalid(f"Token id {wrong} is outside of 0 to {info.vocab_size - 1}.", plan.prompt_param)
 
 
+def wanted_tokens(request: SamplingFields, max_tokens: int | None) -> int:
+    """What a choice must have room for behind its prompt."""
+    return given(max_tokens, max(1, given(request.min_tokens, 0)))
+
+
 def _check_context(num_tokens: int, request: SamplingFields, plan: Plan, limit: int) -> None:
-    wanted = given(plan.max_tokens, max(1, given(request.min_tokens, 0)))
+    wanted = wanted_tokens(request, plan.max_tokens)
     if num_tokens + wanted <= limit:
         return
     param: str = "min_tokens" if plan.max_tokens is None else plan.max_tokens_param

@@ -1,4 +1,4 @@
-"""Token entries as the two endpoints show them."""
+"""Token entries as the endpoints show them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from service.tokenizer import Tokenizer
 
 
 def chat_logprobs(entries: Sequence[TokenEntry], num_top: int) -> ChatLogprobs:
-    return ChatLogprobs(
-        content=[
-            TokenLogprob(
-                token=entry.token.decode(errors="replace"),
-                logprob=entry.logprob or 0.0,
-                bytes=list(entry.token),
-                top_logprobs=[
-                    TopLogprob(token=token.decode(errors="replace"), logprob=logprob, bytes=list(token))
-                    for token, logprob in entry.top[:num_top]
-                ],
-            )
-            for entry in entries
-        ]
-    )
+    return ChatLogprobs(content=token_logprobs(entries, num_top))
+
+
+def token_logprobs(entries: Sequence[TokenEntry], num_top: int) -> list[TokenLogprob]:
+    return [
+        TokenLogprob(
+            token=entry.token.decode(errors="replace"),
+            logprob=entry.logprob or 0.0,
+            bytes=list(entry.token),
+            top_logprobs=[
+                TopLogprob(token=token.decode(errors="replace"), logprob=logprob, bytes=list(token))
+                for token, logprob in entry.top[:num_top]
+            ],
+        )
+        for entry in entries
+    ]
 
 
 def completion_logprobs(entries: Sequence[TokenEntry], num_top: int) -> CompletionLogprobs:

@@ -8,15 +8,17 @@ from typing import Protocol
 
 import msgspec
 from litestar.types import Send
+from msgspec import Struct
 
 from service.choice_text import ChoiceEvent
 from service.errors import error_body
 from service.logs import log_unexpected
-from service.presenting import Presenter
+from service.presenter import Presenter
 
 logger = logging.getLogger("chorus.request")
 encoder = msgspec.json.Encoder()
 
+_DONE = b"data: [DONE]\n\n"
 _HOLE = "\0"
 """No other value of a chunk is this string."""
 
@@ -33,7 +35,7 @@ class Writer(Protocol):
 
 
 class StreamWriter:
-    """Server-sent events; all that waits goes out in one send. A failure is the last event, without [DONE].
+    """Server-sent events; all that waits goes out in one send. A failure ends it, without [DONE].
 
     Status and headers go out with the first event, or the first silence: what goes wrong in the queue is an HTTP error.
     """
@@ -63,27 +65,32 @@ class StreamWriter:
                 yield after
             else:
                 for chunk in presenter.chunks(event):
-                    yield _sse(encoder.encode(chunk))
+                    yield self._sse(chunk)
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the text in the chunks of a choice that bring nothing else."""
-        chunk = _sse(encoder.encode(self._presenter.text_chunk(index, _HOLE)))
+        chunk = self._sse(self._presenter.text_chunk(index, _HOLE))
         before, _, after = chunk.partition(encoder.encode(_HOLE))
         self._frames[index] = before, after
         return before, after
 
     async def end(self, failure: Exception | None) -> None:
         if failure is None:
-            chunks = [encoder.encode(chunk) for chunk in self._presenter.last_chunks()]
-            body = b"".join(map(_sse, [*chunks, b"[DONE]"]))
+            body = b"".join(map(self._sse, self._presenter.last_chunks()))
+            body += _DONE if self._presenter.says_done else b""
         elif not self._has_started:
             raise failure
         else:
             info = error_body(failure).identified(self._request_id)
             if info.unexpected:
                 log_unexpected(logger, "unexpected error in a stream", failure, request_id=self._request_id)
-            body = _sse(info.encode())
+            body = b"".join(map(self._sse, self._presenter.failure_chunks(info)))
         await self._send_body(body, more=False)
+
+    def _sse(self, chunk: Struct) -> bytes:
+        name = self._presenter.event_name(chunk)
+        before = b"" if name is None else b"event: " + name.encode() + b"\n"
+        return before + b"data: " + encoder.encode(chunk) + b"\n\n"
 
     async def _send_body(self, body: bytes, *, more: bool) -> None:
         if not self._has_started:
@@ -110,7 +117,3 @@ class BodyWriter:
         body = encoder.encode(self._presenter.body())
         await self._start(self._send, len(body))
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-def _sse(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"

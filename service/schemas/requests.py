@@ -22,7 +22,7 @@ class RunningRequestCard(Struct, kw_only=True, frozen=True):
     object: Literal["request"] = "request"
     created: int
     model: str
-    kind: Literal["chat", "completion"]
+    kind: Literal["chat", "completion", "response"]
     stream: bool
     n: int
     request_id: str | None

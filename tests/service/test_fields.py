@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin
 
@@ -12,15 +12,30 @@ from msgspec import inspect
 from openai.types import completion_create_params
 from openai.types.chat import ChatCompletionMessage, ParsedChatCompletionMessage, ParsedFunction, ParsedFunctionToolCall
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import (
+    ParsedResponseFunctionToolCall,
+    ParsedResponseOutputMessage,
+    ParsedResponseOutputText,
+    ResponseReasoningItem,
+    response_create_params,
+)
 from pydantic import BaseModel
 from typing_extensions import get_type_hints, is_typeddict
 
 from service.schemas.chat import AssistantMessage, ChatCompletionRequest, ChatMessage
 from service.schemas.completions import CompletionRequest
-from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS, FieldRule, Use, fields_table, rule_for
+from service.schemas.field_rules import Use, rule_for
+from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS
+from service.schemas.fields_table import fields_table
+from service.schemas.response_fields import RESPONSE_FIELDS
+from service.schemas.response_items import INPUT_ITEMS, PastText
+from service.schemas.responses import ResponseRequest
 from service.schemas.tools import CalledFunction, PastCall
 
-TAGS = ("role", "type")
+TAGS = {"chat": ("role", "type"), "completion": (), "response": ("type",)}
+"""By which fields the kinds of nested objects are told apart."""
+
+ALWAYS_TAGGED = ("messages", "content", "input", "output", "tools", "summary", "format")
 
 
 def _typeddicts(annotation: Any) -> Iterator[Any]:
@@ -38,15 +53,26 @@ def _unwrap(annotation: Any) -> Any:
     return annotation
 
 
-def _tag(typeddict: Any) -> str | None:
+def _literals(annotation: Any) -> Iterator[str]:
+    """Of a literal, or of an optional one."""
+    annotation = _unwrap(annotation)
+    if get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    else:
+        for argument in get_args(annotation):
+            yield from _literals(argument)
+
+
+def _tags(typeddict: Any, names: Sequence[str]) -> Iterator[str]:
+    """What stands for the object in a path; `web_search` and its dated kin are one."""
     hints = get_type_hints(typeddict)
-    for name in TAGS:
-        if get_origin(hints.get(name)) is Literal:
-            return str(get_args(hints[name])[0])
-    return None
+    for name in names:
+        if found := dict.fromkeys(re.sub("_2[0-9_]{3,}$", "", tag) for tag in _literals(hints.get(name))):
+            yield from found
+            return
 
 
-def sdk_paths(typeddict: Any, prefix: str = "", seen: tuple[Any, ...] = ()) -> Iterator[str]:
+def sdk_paths(typeddict: Any, names: Sequence[str], prefix: str = "", seen: tuple[Any, ...] = ()) -> Iterator[str]:
     if typeddict in seen:
         return
     for name, hint in get_type_hints(typeddict).items():
@@ -54,25 +80,32 @@ def sdk_paths(typeddict: Any, prefix: str = "", seen: tuple[Any, ...] = ()) -> I
         yield path
         below = list(_typeddicts(_unwrap(hint)))
         for inner in below:
-            tag = _tag(inner) if len(below) > 1 or name in ("messages", "content") else None
-            variant = path if tag is None else f"{path}[{tag}]"
-            if variant != path:
-                yield variant
-            yield from sdk_paths(inner, variant, (*seen, typeddict))
+            tags = list(_tags(inner, names)) if len(below) > 1 or name in ALWAYS_TAGGED else []
+            for variant in [f"{path}[{tag}]" for tag in tags] or [path]:
+                if variant != path:
+                    yield variant
+                yield from sdk_paths(inner, names, variant, (*seen, typeddict))
 
 
-def _sdk(module: types.ModuleType) -> list[str]:
-    kinds = (module.CompletionCreateParamsNonStreaming, module.CompletionCreateParamsStreaming)
-    return sorted({path for kind in kinds for path in sdk_paths(kind)})
+def _sdk(kind: str, *params: Any) -> list[tuple[str, str]]:
+    return [(kind, path) for path in sorted({path for one in params for path in sdk_paths(one, TAGS[kind])})]
 
 
-CASES = [("chat", path) for path in _sdk(chat_params)] + [
-    ("completion", path) for path in _sdk(completion_create_params)
-]
-
-
-def _fields(kind: str) -> Mapping[str, FieldRule]:
-    return CHAT_FIELDS if kind == "chat" else COMPLETION_FIELDS
+CASES = (
+    _sdk("chat", chat_params.CompletionCreateParamsNonStreaming, chat_params.CompletionCreateParamsStreaming)
+    + _sdk(
+        "completion",
+        completion_create_params.CompletionCreateParamsNonStreaming,
+        completion_create_params.CompletionCreateParamsStreaming,
+    )
+    + _sdk(
+        "response",
+        response_create_params.ResponseCreateParamsNonStreaming,
+        response_create_params.ResponseCreateParamsStreaming,
+    )
+)
+FIELDS = {"chat": CHAT_FIELDS, "completion": COMPLETION_FIELDS, "response": RESPONSE_FIELDS}
+STRUCTS = {"chat": ChatCompletionRequest, "completion": CompletionRequest, "response": ResponseRequest}
 
 
 def test_the_walk_sees_nested_fields() -> None:
@@ -83,9 +116,9 @@ def test_the_walk_sees_nested_fields() -> None:
     assert len(paths) > 80
 
 
-@pytest.mark.parametrize(("kind", "path"), CASES)
-def test_every_field_of_the_sdk_is_classified(kind: str, path: str) -> None:
-    assert rule_for(_fields(kind), path) is not None
+@pytest.mark.parametrize("kind", FIELDS)
+def test_every_field_of_the_sdk_is_classified(kind: str) -> None:
+    assert [path for known, path in CASES if known == kind and rule_for(FIELDS[kind], path) is None] == []
 
 
 def test_an_unknown_nested_field_is_not_covered_by_an_honoured_parent() -> None:
@@ -113,10 +146,11 @@ def struct_paths(kind: inspect.Type, prefix: str = "") -> Iterator[str]:
                 yield from struct_paths(field.type, path)
 
 
-@pytest.mark.parametrize("kind", ["chat", "completion"])
+@pytest.mark.parametrize("kind", STRUCTS)
 def test_structs_and_rules_know_the_same_fields(kind: str) -> None:
-    struct = ChatCompletionRequest if kind == "chat" else CompletionRequest
-    paths, rules = set(struct_paths(inspect.type_info(struct))), _fields(kind)
+    paths, rules = set(struct_paths(inspect.type_info(STRUCTS[kind]))), FIELDS[kind]
+    if kind == "response":  # these are decoded one by one
+        paths |= {path for item in INPUT_ITEMS.values() for path in struct_paths(inspect.type_info(item), "input")}
     assert {path for path in paths if rule_for(rules, path) is None} == set(), "a Struct's field without a rule"
     # content parts other than text are refused by the decoder itself
     unreachable = {path for path in rules if path not in paths and not path.startswith("messages[") and "[" not in path}
@@ -126,7 +160,7 @@ def test_structs_and_rules_know_the_same_fields(kind: str) -> None:
 
 
 def test_the_readme_has_the_table_of_fields() -> None:
-    """To renew it: python -c 'from service.schemas.fields import fields_table; print(fields_table())'."""
+    """To renew it: python -c 'from service.schemas.fields_table import fields_table; print(fields_table())'."""
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     assert f"<!-- fields -->\n{fields_table()}\n<!-- /fields -->" in readme
 
@@ -140,6 +174,19 @@ def test_an_answer_can_be_sent_back() -> None:
     assert set(ParsedFunctionToolCall.model_fields) <= {*PastCall.__struct_fields__, "type"}
     assert set(ParsedFunction.model_fields) <= set(CalledFunction.__struct_fields__)
     assert set(ChatMessage.__struct_fields__) <= accepted
+
+
+def test_an_output_can_be_sent_back() -> None:
+    """The SDK's items, parsed or not."""
+    items: dict[str, type[BaseModel]] = {
+        "message": ParsedResponseOutputMessage,
+        "function_call": ParsedResponseFunctionToolCall,
+        "reasoning": ResponseReasoningItem,
+    }
+    for kind, model in items.items():
+        names = {field.alias or name for name, field in model.model_fields.items()}
+        assert names <= {*INPUT_ITEMS[kind].__struct_encode_fields__, "type"}
+    assert set(ParsedResponseOutputText.model_fields) <= {*PastText.__struct_fields__, "type"}
 
 
 def test_typing_union_is_walked() -> None:

@@ -10,8 +10,9 @@ from engine.api import EndReason, PromptInfo, Request, SamplingParams, TokenProm
 from service.choice_text import ChoiceEvent, TextRules
 from service.fan_out import FanOut
 from service.job import GenerationJob
+from service.presenter import total
 from service.presenters import PRESENTERS
-from service.presenting import finish_reason, total
+from service.presenting import finish_reason
 from service.tokenizer import ByteTokenizer
 
 KINDS: list[Literal["chat", "completion"]] = ["chat", "completion"]
