@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 import anyio
-from litestar import Litestar
+from litestar import Controller, Litestar
 from litestar.config.cors import CORSConfig
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -25,6 +25,7 @@ from service.controllers.chat import ChatController
 from service.controllers.completions import CompletionsController
 from service.controllers.models import ModelsController
 from service.controllers.ops import OpsController
+from service.controllers.playground import PlaygroundController
 from service.controllers.requests import RequestsController
 from service.controllers.responses import ResponsesController
 from service.controllers.tokenize import TokenizeController
@@ -68,15 +69,7 @@ def create_app(
     )
     keys = _read_keys(settings)
     app = Litestar(
-        route_handlers=[
-            ChatController,
-            CompletionsController,
-            ResponsesController,
-            TokenizeController,
-            ModelsController,
-            RequestsController,
-            OpsController,
-        ],
+        route_handlers=_controllers(settings),
         dependencies={"services": Provide(lambda: services, sync_to_thread=False)},
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=[*before, engine_lifespan(services)],
@@ -93,6 +86,19 @@ def create_app(
     else:
         app.asgi_handler = Gate(outer, keys, refused)
     return app
+
+
+def _controllers(settings: Settings) -> list[type[Controller]]:
+    api = [
+        ChatController,
+        CompletionsController,
+        ResponsesController,
+        TokenizeController,
+        ModelsController,
+        RequestsController,
+        OpsController,
+    ]
+    return [*api, PlaygroundController] if settings.playground else [*api]
 
 
 def _read_keys(settings: Settings) -> KeyFile | None:

@@ -12,8 +12,9 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from service.auth import ANYONE, Caller, KeyFile
 from service.errors import JSON_CONTENT_TYPE, ApiError, ErrorInfo
+from service.playground import FILES
 
-OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", *FILES})
 """Exactly these, as the server sees them. All else is denied by default, whatever routes there are or will be."""
 
 _REQUEST_ID = re.compile(rb"[ -~]{1,256}")
@@ -50,9 +51,15 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller | None:
-        if self._keys is None or scope["path"] in OPEN_PATHS:
+        if self._keys is None or not OPEN_PATHS.isdisjoint(_paths(scope)):
             return ANYONE
         return self._keys.caller(scope["headers"])
+
+
+def _paths(scope: Scope) -> tuple[str, str]:
+    """The path, and that behind the root path where one is set: routes are found with it or without it."""
+    path = scope["path"]
+    return path, path.removeprefix(scope.get("root_path", "")) or "/"
 
 
 def _request_id(scope: Scope) -> str:

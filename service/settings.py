@@ -196,6 +196,7 @@ class Settings:
         None, url, "URL of an OpenTelemetry collector (OTLP over HTTP) that gets the spans of requests", "no tracing"
     )
     trace_content: bool = _setting(False, switch, "spans have the texts of prompts and answers too")
+    playground: bool = _setting(True, switch, "serve the playground, a page at /")
     debug: bool = _setting(False, switch, "serve /debug/steps, the engine's last steps")
     backlog: int = _setting(2048, integer(1), "connections that may wait to be accepted")
 

@@ -191,6 +191,7 @@ def test_every_value_reaches_the_server_as_it_was_given() -> None:
         "write_timeout": 30.0,
         "step_timeout": 120.0,
         "cors_origins": ("https://a.example.com", "https://b.example.com:8443"),
+        "playground": False,
         "debug": True,
         "api_keys_file": Path("/etc/chorus/api-keys/keys"),
         "metrics_bind": ("0.0.0.0", 9100),

@@ -20,6 +20,7 @@ from engine.api import EngineOverloaded
 from engine.fake import FakeEngine
 from service.app import create_app
 from service.openapi import OPERATIONS, openapi_document
+from service.playground import FILES
 from service.settings import Settings
 
 from .apps import SETTINGS, check_error, serving
@@ -229,7 +230,8 @@ def test_the_description_has_every_route_and_no_other() -> None:
         if isinstance(route, HTTPRoute)
         for method in route.methods - {"OPTIONS"}
     }
-    assert {(operation.path, operation.method) for operation in OPERATIONS} == routes
+    pages = {(path, method) for path in FILES for method in ("get", "head")}
+    assert {(operation.path, operation.method) for operation in OPERATIONS} | pages == routes
 
 
 def references(node: object) -> set[str]:
