@@ -67,7 +67,7 @@ def test_every_version_is_pinned() -> None:
         assert str(pinned["torch"].specifier).endswith("+cpu")
 
 
-@pytest.mark.parametrize("lock", ["constraints.txt", "tests/clients/constraints.txt"])
+@pytest.mark.parametrize("lock", ["constraints.txt", "tests/clients/constraints.txt", "tests/playground/constraints.txt"])
 def test_every_pin_but_torch_has_hashes(lock: str) -> None:
     """pip checks them, so that no index can slip in another file under a version that was tried."""
     text = re.sub(r" \\\n *", " ", (ROOT / lock).read_text())
@@ -110,7 +110,7 @@ def test_pins_agree_with_what_the_project_asks_for() -> None:
         assert requirement.specifier.contains(version), requirement
 
 
-@pytest.mark.parametrize("script", ["deploy/serve", "deploy/test", ".ci/run"])
+@pytest.mark.parametrize("script", ["deploy/serve", "deploy/test", ".ci/run", ".ci/playground"])
 def test_scripts_can_be_run_and_parse(script: str) -> None:
     path = ROOT / script
     assert path.stat().st_mode & stat.S_IXUSR
