@@ -102,9 +102,15 @@ def test_ports_resolve(value_set: str) -> None:
         assert server(objects)[probe]["httpGet"]["port"] in container_ports
 
 
-def test_long_release_names_stay_within_the_limits() -> None:
-    for item in rendered("everything", release="a" * 53):
-        assert len(item["metadata"]["name"]) <= 63
+def test_long_release_names_stay_within_the_limits_and_apart() -> None:
+    """Two releases in one namespace whose names begin alike."""
+    names: set[tuple[str, str]] = set()
+    for end in "ab":
+        objects = [item for item in rendered("everything", release="a" * 52 + end) if item["metadata"].get("labels")]
+        assert all(len(item["metadata"]["name"]) <= 63 for item in objects)
+        found = {(item["kind"], item["metadata"]["name"]) for item in objects} - {("ServiceAccount", "chorus-server")}
+        assert found.isdisjoint(names)
+        names |= found
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -466,6 +472,24 @@ def test_egress_is_what_the_model_source_needs() -> None:
     assert egress("everything") == [(53, 53), (443,), (4317, 4318), (9443,)]
     (_, hub) = only(rendered("cuda"), "NetworkPolicy")["spec"]["egress"]
     assert "169.254.0.0/16" in hub["to"][0]["ipBlock"]["except"], "the cloud's metadata address"
+
+
+def test_egress_has_the_ports_of_the_urls_that_are_given() -> None:
+    """A collector or a mirror on another port would be out of reach, and the spans gone without a word."""
+    assert egress("default", 'monitoring.otlpEndpoint="http://collector:9999"') == [(53, 53), (4317, 4318, 9999)]
+    assert egress("default", 'monitoring.otlpEndpoint="https://collector/x"') == [(53, 53), (4317, 4318, 443)]
+    assert egress("hub-mirror", 'model.hubEndpoint="http://hub:8081"') == [(53, 53), (443, 8081)]
+
+
+def test_a_prefix_is_taken_away_in_front_of_the_server() -> None:
+    (rule,) = only(rendered("everything"), "HTTPRoute")["spec"]["rules"]
+    assert rule["matches"][0]["path"]["value"] == "/llm"
+    rewrite = {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}}
+    assert rule["filters"] == [{"type": "URLRewrite", "urlRewrite": rewrite}]
+    assert "filters" not in only(rendered("httproute"), "HTTPRoute")["spec"]["rules"][0]
+    values = {"enabled": True, "path": "/llm(/|$)(.*)", "pathType": "ImplementationSpecific"}
+    (rule,) = only(rendered("default", f"ingress={json.dumps(values)}"), "Ingress")["spec"]["rules"]
+    assert rule["http"]["paths"][0]["pathType"] == "ImplementationSpecific"
 
 
 def test_helm_test_may_always_reach_the_server() -> None:

@@ -48,6 +48,31 @@ REFUSALS = [
     ("monitoring.traceContent=true", "needs monitoring.otlpEndpoint"),
     ('ingress.annotations={"a": true}', "/ingress/annotations/a"),
     ('httpRoute.timeout="1 hour"', "/httpRoute/timeout"),
+    ('ingress={"enabled": true, "hosts": ["https://a.example.com/"]}', "/ingress/hosts/0"),
+    ('image.repository="registry.example.com/chorus:1.0"', "/image/repository"),
+    ('fullnameOverride="My_LLM"', "/fullnameOverride"),
+    ('nameOverride="Voices"', "/nameOverride"),
+    ('replicaCount="3"', "/replicaCount"),
+    ('server.port="8000"', "/server/port"),
+    ("server.drainSeconds=null", "missing property 'drainSeconds'"),
+    ("image=null", "missing property 'image'"),
+    ("probes.liveness=null", "missing property 'liveness'"),
+    ('commonLabels={"team": "a b"}', "/commonLabels/team"),
+    (f'podLabels={{"team": "{"x" * 64}"}}', "/podLabels/team"),
+    ('nodeSelector={"gpu": true}', "/nodeSelector/gpu"),
+    ('extraEnv=[{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]', "A comes twice"),
+    ('extraEnv=[{"name": "HOME", "value": "/x"}]', "HOME comes twice"),
+    (
+        'extraEnv=[{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]',
+        "/extraEnv/0",
+    ),
+    ('extraVolumes=[{"name": "tmp", "emptyDir": {}}]', "tmp comes twice"),
+    ('extraVolumeMounts=[{"name": "shm", "mountPath": "/tmp/"}]', "/tmp comes twice"),
+    ('extraVolumeMounts=[{"name": "none", "mountPath": "/x"}]', "no volume of the pod"),
+    ('cache.mountPath="/tmp"', "/tmp comes twice"),
+    ('model={"source": "download", "id": "a/b", "mountPath": "/app"}', "/model/mountPath"),
+    ("monitoring.port=8000", "server.port or service.port"),
+    ("monitoring.port=8080;service.port=8080", "server.port or service.port"),
 ]
 
 
@@ -56,6 +81,35 @@ def test_refused(override: str, reason: str) -> None:
     with pytest.raises(RenderError) as refusal:
         rendered("default", *override.split(";"))
     assert reason in str(refusal.value)
+
+
+@pytest.mark.parametrize("release", ["1chorus", "my.chorus"])
+def test_release_that_no_service_can_be_named_after_is_refused(release: str) -> None:
+    with pytest.raises(RenderError, match="set fullnameOverride"):
+        rendered(release=release)
+    rendered("default", 'fullnameOverride="llm"', release=release)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "commonLabels=null",
+        "podLabels=null",
+        "podAnnotations=null",
+        "extraEnv=null",
+        "extraVolumes=null",
+        "extraVolumeMounts=null",
+        "resources=null",
+        "resources.requests.cpu=0.5",
+        "tolerations=null",
+        "image.tag=null",
+        "ingress.annotations=null",
+        'image.repository="registry.example.com:5000/team/chorus_cpu"',
+        'ingress={"enabled": true, "hosts": ["*.example.com"]}',
+    ],
+)
+def test_taken(override: str) -> None:
+    rendered("default", override)
 
 
 def test_names_that_only_contain_a_word_of_secrets_are_taken() -> None:

@@ -2,11 +2,18 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* 40 characters at most: object names and pod names add to it. */}}
+{{/*
+40 characters at most: object names and pod names add to it. A longer one ends with its hash, so that two releases whose
+names begin alike do not meet.
+*/}}
 {{- define "chorus.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride }}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) }}
-{{- default $full .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- $full = default $full .Values.fullnameOverride }}
+{{- if gt (len $full) 40 }}
+{{- $full = printf "%s-%s" ($full | trunc 31 | trimSuffix "-") ($full | sha256sum | trunc 8) }}
+{{- end }}
+{{- $full }}
 {{- end }}
 
 {{- define "chorus.serviceAccountName" -}}
@@ -35,7 +42,7 @@ app.kubernetes.io/component: test
   "app.kubernetes.io/version" (.Chart.AppVersion | toString)
   "app.kubernetes.io/managed-by" .Release.Service
   "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_")) }}
-{{- toYaml (merge $own .Values.commonLabels) }}
+{{- toYaml (merge $own (.Values.commonLabels | default dict)) }}
 {{- end }}
 
 {{/* The same and `more`; `own` above all. A key that came twice would be refused by some tools and overwrite in others. */}}

@@ -1,7 +1,7 @@
 {{/* Parts of the server's pod. */}}
 {{- define "chorus.serverEnv" -}}
 {{ include "chorus.addressEnv" . }}
-{{- if and (kindIs "invalid" .Values.engine.numThreads) (hasKey (.Values.resources.requests | default dict) "cpu") }}
+{{- if and (kindIs "invalid" .Values.engine.numThreads) (hasKey ((.Values.resources | default dict).requests | default dict) "cpu") }}
 # The node's cores are what a container sees; its share of them is this.
 - name: CHORUS_NUM_THREADS
   valueFrom:
@@ -29,13 +29,41 @@
       key: {{ .key }}
 {{- end }}
 {{- end }}
-{{- with .Values.extraEnv }}
-{{ toYaml . }}
+{{- end }}
+
+{{- define "chorus.serverMounts" -}}
+{{ include "chorus.scratchMounts" . }}
+{{- if include "chorus.hasModelVolume" . }}
+- name: model
+  mountPath: {{ .Values.model.mountPath }}
+  readOnly: true
+{{- end }}
+{{- if .Values.apiKeys.existingSecret }}
+- name: api-keys
+  mountPath: /etc/chorus/api-keys
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "chorus.serverVolumes" -}}
+{{ include "chorus.scratchVolumes" . }}
+{{- if include "chorus.hasModelVolume" . }}
+{{ include "chorus.modelVolume" . }}
+{{- end }}
+{{- with .Values.apiKeys }}
+{{- if .existingSecret }}
+- name: api-keys
+  secret:
+    secretName: {{ .existingSecret }}
+    items:
+      - key: {{ .key }}
+        path: keys
+{{- end }}
 {{- end }}
 {{- end }}
 
 {{- define "chorus.resources" -}}
-{{- $resources := deepCopy .Values.resources }}
+{{- $resources := deepCopy (.Values.resources | default dict) }}
 {{- if eq .Values.device "cuda" }}
 {{- $gpus := dict .Values.cuda.resourceName (toString .Values.cuda.count) }}
 {{- $resources = merge (dict "limits" $gpus) $resources }}
@@ -67,7 +95,7 @@ needs the hub no more.
       value: {{ .Values.model.mountPath }}
     {{- include "chorus.hubEnv" . | nindent 4 }}
   resources:
-    {{- toYaml .Values.resources | nindent 4 }}
+    {{- toYaml (.Values.resources | default dict) | nindent 4 }}
   securityContext:
     {{- include "chorus.securityContext" . | nindent 4 }}
   volumeMounts:

@@ -1,0 +1,42 @@
+{{/*
+Names and places that would meet, or that the API would refuse in the middle of an installation. Server-side apply takes
+no list with the same name twice; elsewhere the last one would win without a word.
+*/}}
+{{- define "chorus.checkParts" -}}
+{{- $name := include "chorus.fullname" . }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
+{{- fail (printf "%s cannot be a Service's name, which begins with a letter and has no dots: set fullnameOverride" $name) }}
+{{- end }}
+{{- range $port := compact (list .Values.monitoring.port) }}
+{{- if has (int $port) (list (int $.Values.server.port) (int $.Values.service.port)) }}
+{{- fail (printf "monitoring.port is %d, which is server.port or service.port too" (int $port)) }}
+{{- end }}
+{{- end }}
+{{- $variables := include "chorus.serverEnv" . | fromYamlArray }}
+{{- include "chorus.unique" (dict "what" "extraEnv" "key" "name" "own" $variables "more" .Values.extraEnv) }}
+{{- $volumes := include "chorus.serverVolumes" . | fromYamlArray }}
+{{- include "chorus.unique" (dict "what" "extraVolumes" "key" "name" "own" $volumes "more" .Values.extraVolumes) }}
+{{- $mounts := include "chorus.serverMounts" . | fromYamlArray }}
+{{- include "chorus.unique" (dict "what" "the server's mounts" "key" "mountPath" "own" $mounts "more" .Values.extraVolumeMounts) }}
+{{- $there := list }}
+{{- range concat $volumes (.Values.extraVolumes | default list) }}
+{{- $there = append $there .name }}
+{{- end }}
+{{- range .Values.extraVolumeMounts }}
+{{- if not (has .name $there) }}
+{{- fail (printf "extraVolumeMounts has %s, which is no volume of the pod" .name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* what: which values to blame. key: of the elements of both lists, each of whose values may come once. */}}
+{{- define "chorus.unique" -}}
+{{- $seen := dict }}
+{{- range concat .own (.more | default list) }}
+{{- $value := get . $.key | toString | trimSuffix "/" }}
+{{- if hasKey $seen $value }}
+{{- fail (printf "%s: %s comes twice, or once beside the chart's own" $.what $value) }}
+{{- end }}
+{{- $_ := set $seen $value true }}
+{{- end }}
+{{- end }}
