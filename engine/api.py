@@ -6,6 +6,7 @@ choice is a `ChoiceStream`. What leaves the `async with` is aborted, and its mem
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -101,6 +102,10 @@ class EngineDead(EngineError):
 
 class ChoiceFailed(EngineError):
     """One choice could not go on (such as non-finite logits); its siblings are unharmed."""
+
+
+class EmbeddingFailed(EngineError):
+    """An input's vector could not be computed; other requests are unharmed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,11 +352,51 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """One input as the embedding model gets it, its special tokens included.
+
+    dimensions: of the vector's, only the first so many, scaled as the model's own vectors are; None for all. owner: who
+    shares the engine fairly with other owners.
+    """
+
+    token_ids: tuple[int, ...]
+    dimensions: int | None = None
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """values: of type "f", four bytes each."""
+
+    values: array[float]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """The embedding model. What is known before it is loaded is its name; the rest is then 0 or empty.
+
+    max_model_len: tokens of one input. dimensions: of its vectors. smaller_dimensions: other numbers that a request may
+    ask for. model_path: the folder of its tokenizer, None for an engine that needs none. prefix: what the model wants
+    before every text. lower_case: it wants texts in lower case, and its tokenizer does not see to it.
+    """
+
+    model: str
+    max_model_len: int = 0
+    dimensions: int = 0
+    smaller_dimensions: Sequence[int] = ()
+    vocab_size: int = 0
+    model_path: str | None = None
+    prefix: str = ""
+    lower_case: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What is served. Known before the model is loaded except model facts, which are then 0 or empty.
 
     vocab_size is the number of logits; eos_token_ids end a choice unless it ignores them. backend: such as "torch cpu
     bfloat16". model_path: the local folder whose tokenizer belongs to the model, None for an engine that needs none.
+    embedding: the model that `embed` is served by; None without Capability.EMBEDDINGS.
     """
 
     model: str
@@ -362,6 +407,7 @@ class EngineInfo:
     vocab_size: int = 0
     eos_token_ids: frozenset[int] = frozenset()
     model_path: str | None = None
+    embedding: EmbeddingInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,8 +416,9 @@ class EngineHealth:
 
     reason: why the state is not READY. last_step_age: seconds since the engine last made progress while it has work,
     None while it has none. pages_*: KV pages; free + cached + held is the pool. prefix_tokens_*: of prompts as they
-    began, and those of them that the cache had. *draft_tokens: guessed, and those of them that came true. stats: not of
-    this moment but the engine's own, which go on counting.
+    began, and those of them that the cache had. *draft_tokens: guessed, and those of them that came true.
+    num_embedding_inputs: admitted and not computed yet. embedding_tokens: computed. stats: not of this moment but the
+    engine's own, which go on counting.
     """
 
     state: EngineState
@@ -390,6 +437,8 @@ class EngineHealth:
     prefix_tokens_found: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    num_embedding_inputs: int = 0
+    embedding_tokens: int = 0
     stats: EngineStats = field(default_factory=EngineStats)
 
 
@@ -439,6 +488,14 @@ class Engine(Protocol):
         InvalidConstraint, UnsupportedByEngine.
 
         Leaving the context aborts what is left and waits, for a bounded time, until the engine has let go.
+        """
+        ...
+
+    async def embed(self, batch: Sequence[EmbedRequest]) -> Sequence[Embedding]:
+        """The vectors of all inputs, in their order. All are admitted or none; being cancelled here drops those that
+        are not computed yet.
+
+        Raises EngineNotReady, EngineOverloaded, RequestTooLarge, EngineDead, EmbeddingFailed, UnsupportedByEngine.
         """
         ...
 

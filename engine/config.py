@@ -23,6 +23,8 @@ class EngineConfig:
 
     model: str | None = None
     served_model_name: str = "SmolLM2-135M-Instruct"
+    embedding_model: str | None = None
+    served_embedding_model_name: str = ""
     cache_dir: Path = Path("~/.cache/chorus")
     dtype: str = "auto"
     device: str = "auto"

@@ -3,7 +3,8 @@
 The token of a choice with seed s at output position k, for a prompt of P tokens, is ord("a") + (s + k + P) % 26; at
 temperature 0 s counts as 0. A logit_bias of 100 or -100 forces or bans a token. Of the likeliest tokens the drawn one
 is the first, and each letter after it is less likely by 1. So it is with the prompt's tokens, of which the one at
-position p has a log probability of -p.
+position p has a log probability of -p. Of an input's vector the number at place d is how many of its tokens have an id
+that leaves d when divided by 8; then it is scaled to the length 1.
 
 It is scheduled like a real one: a bounded queue with atomic admission, waves of max_num_seqs, prefill in chunks of
 max_num_batched_tokens; a choice whose reader is behind is passed over, and gives its place to one that waits. A running
@@ -12,7 +13,9 @@ choice holds the pages of its prompt and max_tokens. There is no thread: it step
 
 from __future__ import annotations
 
+import math
 import time
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +27,9 @@ from anyio.lowlevel import checkpoint
 from engine.api import (
     Capability,
     ChoiceUpdate,
+    Embedding,
+    EmbeddingInfo,
+    EmbedRequest,
     EndReason,
     EngineDead,
     EngineError,
@@ -43,6 +49,7 @@ from engine.api import (
     UnsupportedByEngine,
 )
 from engine.config import EngineConfig
+from engine.embedding import DropEmbedding, EmbeddingDesk, EmbeddingJob, EmbeddingSteps
 from engine.plan import PAGE_SIZE
 from engine.stats import EngineStats
 from engine.streams import BufferedChoiceStream
@@ -51,6 +58,8 @@ EOS_TOKEN_ID = 256
 EOS_TOKEN_IDS = frozenset({EOS_TOKEN_ID})
 VOCAB_SIZE = 320
 MAX_MODEL_LEN = 4096
+MAX_INPUT_TOKENS = 128
+DIMENSIONS = 8
 CAPABILITIES = frozenset(
     {
         Capability.TOKENS_IN,
@@ -74,6 +83,21 @@ LogprobRule = Callable[[int, int], float]
 
 def letter_rule(seed: int, position: int, num_prompt_tokens: int) -> int:
     return ord("a") + (seed + position + num_prompt_tokens) % 26
+
+
+class FakeEmbedder:
+    """Its vectors may be cut to any length."""
+
+    def __init__(self, name: str) -> None:
+        self.info = EmbeddingInfo(name, MAX_INPUT_TOKENS, DIMENSIONS, range(1, DIMENSIONS), VOCAB_SIZE)
+
+    def embed(self, batch: Sequence[EmbedRequest]) -> list[array[float] | None]:
+        return [self._vector(request) for request in batch]
+
+    def _vector(self, request: EmbedRequest) -> array[float]:
+        remainders = [token_id % DIMENSIONS for token_id in request.token_ids]
+        counts = [remainders.count(place) for place in range(DIMENSIONS)][: request.dimensions]
+        return array("f", [count / (math.hypot(*counts) or 1.0) for count in counts])
 
 
 @dataclass(slots=True, eq=False)
@@ -174,12 +198,20 @@ class FakeEngine:
         self._num_preemptions = 0
         self._num_looked_up = 0
         self._stats = EngineStats()
+        self._desk = EmbeddingDesk(config.max_queued_tokens)
+        self._embedding: EmbeddingInfo | None = None
+        self._embeddings: EmbeddingSteps | None = None
+        if config.embedding_model is not None:
+            embedder, sizes = FakeEmbedder(config.served_embedding_model_name), self._stats.embedding_batch_size
+            self._embedding = embedder.info
+            self._embeddings = EmbeddingSteps(embedder, config.max_num_batched_tokens, sizes)
         self._prompt_tokens = 0
         self._generation_tokens = 0
 
     @property
     def info(self) -> EngineInfo:
-        base = EngineInfo(self._config.served_model_name, "fake", CAPABILITIES)
+        capabilities = CAPABILITIES | ({Capability.EMBEDDINGS} if self._embedding else set())
+        base = EngineInfo(self._config.served_model_name, "fake", capabilities, embedding=self._embedding)
         if not self._loaded.is_set():
             return base
         return EngineInfo(
@@ -190,6 +222,7 @@ class FakeEngine:
             max_num_seqs=self._config.max_num_seqs,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=EOS_TOKEN_IDS,
+            embedding=self._embedding,
         )
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -225,6 +258,7 @@ class FakeEngine:
         for choice in [*self._running, *self._waiting]:
             self._forget(choice)
             choice.stream.finish(EngineNotReady("the server is shutting down"))
+        self._desk.fail(EngineNotReady("the server is shutting down"))
         self._wake()
 
     def fail(self, message: str) -> None:
@@ -236,11 +270,12 @@ class FakeEngine:
         for choice in [*self._running, *self._waiting]:
             self._forget(choice)
             choice.stream.finish(self._death)
+        self._desk.fail(self._death)
         self._loaded.set()
         self._wake()
 
     def refuse_next(self, error: EngineError) -> None:
-        """The next `submit` raises this, for errors that the fake never has a reason for."""
+        """The next `submit` or `embed` raises this, for errors that the fake never has a reason for."""
         self._refusal = error
 
     def submit(self, batch: Sequence[Request]) -> AbstractAsyncContextManager[Submission]:
@@ -257,12 +292,24 @@ class FakeEngine:
             for choice in choices:
                 await choice.stream.aclose()
 
+    async def embed(self, batch: Sequence[EmbedRequest]) -> list[Embedding]:
+        await checkpoint()
+        self._raise_unless_ready()
+        if self._embedding is None:
+            raise UnsupportedByEngine(Capability.EMBEDDINGS)
+        return await self._desk.embed(batch, self._embedding, self._take_message)
+
+    def _take_message(self, message: EmbeddingJob | DropEmbedding) -> None:
+        assert self._embeddings is not None
+        self._embeddings.handle(message)
+        self._wake()
+
     def last_steps(self) -> Sequence[StepRecord]:
         return []
 
     def health(self) -> EngineHealth:
         held = sum(choice.num_pages for choice in self._running)
-        busy = bool(self._running or self._waiting) and not self._is_stalled
+        busy = bool(self._running or self._waiting or self._desk.num_inputs) and not self._is_stalled
         return EngineHealth(
             self._state,
             self._reason,
@@ -276,6 +323,8 @@ class FakeEngine:
             generation_tokens=self._generation_tokens,
             num_preemptions=self._num_preemptions,
             prefix_tokens_looked_up=self._num_looked_up,
+            num_embedding_inputs=self._desk.num_inputs,
+            embedding_tokens=self._embeddings.num_tokens if self._embeddings else 0,
             stats=self._stats,
         )
 
@@ -294,13 +343,7 @@ class FakeEngine:
         choice.stream.deliver(update)
 
     def _admit(self, batch: Sequence[Request]) -> list[_Choice]:
-        if self._refusal is not None:
-            error, self._refusal = self._refusal, None
-            raise error
-        if self._death is not None:
-            raise self._death
-        if self._state is not EngineState.READY:
-            raise EngineNotReady(self._reason or "the engine is not ready")
+        self._raise_unless_ready()
         for request in batch:
             self._check(request)
         num_choices = sum(len(request.choices) for request in batch)
@@ -314,6 +357,15 @@ class FakeEngine:
         self._enqueue(choices)
         self._wake()
         return choices
+
+    def _raise_unless_ready(self) -> None:
+        if self._refusal is not None:
+            error, self._refusal = self._refusal, None
+            raise error
+        if self._death is not None:
+            raise self._death
+        if self._state is not EngineState.READY:
+            raise EngineNotReady(self._reason or "the engine is not ready")
 
     def _check(self, request: Request) -> None:
         if not isinstance(request.prompt, TokenPrompt):
@@ -358,13 +410,18 @@ class FakeEngine:
         started = time.monotonic()
         self._work = anyio.Event()
         num_prefilled, num_drawn, num_decodes = self._prompt_tokens, self._generation_tokens, self._num_decoding
-        if self._step():
+        is_drawn = self._step()
+        if is_drawn:
             now, since = time.monotonic(), self._step_ended_at
             self._last_step = self._step_ended_at = now
             self._num_steps += 1
             num_drawn = self._generation_tokens - num_drawn
             num_rows = self._prompt_tokens - num_prefilled + num_decodes
             self._stats.record_step(now - started, num_rows, num_drawn, min(num_decodes, num_drawn), now - since)
+        embedded = self._embeddings.step(beside_generation=is_drawn) if self._embeddings else None
+        self._desk.deliver(embedded or [])
+        if is_drawn or embedded is not None:
+            self._last_step = time.monotonic()
             await self._pause()
         else:
             self._is_stalled = True

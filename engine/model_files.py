@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
@@ -34,8 +34,13 @@ MANIFEST = "conversion.json"
 HUB_FILES = ("*.json", "*.jinja", "*.model", "*.safetensors", "*.txt")
 HUB_FILES_IGNORED = ("*/*", "consolidated*")  # other runtimes' formats, and Mistral's second copy of its weights
 
+EMBEDDING_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors")
+EMBEDDING_FILES_IGNORED = ("onnx/*", "openvino/*")
+
 _ABANDONED_AFTER = 3600.0  # s; no conversion takes so long
 _FINGERPRINT_BYTES = 4 << 20
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 Conversion = Callable[[Path, Path], None]
 """(GGUF file, empty folder) -> writes a model folder that transformers loads."""
@@ -56,9 +61,19 @@ def find_model(model: str | None, cache_dir: Path, *, convert: Conversion, with_
             return converted(checked_gguf(path), cache_dir, convert)
     except OSError as exc:
         raise ModelLoadError(f"cannot read model {model or DEFAULT_MODEL_PACKAGE!r}: {exc.strerror or exc}") from exc
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", model) or path.suffix == ".gguf":
+    if not _HUB_ID.fullmatch(model) or path.suffix == ".gguf":
         raise ModelLoadError(f"model {model!r}: there is no such folder or file, and it is no hub id (owner/name)")
     return checked_folder(hub_snapshot(model, with_code=with_code))
+
+
+def find_embedding_model(model: str) -> Path:
+    """The folder of a sentence-transformers model, by its path or from the hub. Raises ModelLoadError."""
+    path = _expanded(Path(model))
+    if path.is_dir():
+        return path
+    if path.is_file() or not _HUB_ID.fullmatch(model):
+        raise ModelLoadError(f"embedding model {model!r}: there is no such folder, and it is no hub id (owner/name)")
+    return _snapshot(model, EMBEDDING_FILES, EMBEDDING_FILES_IGNORED)
 
 
 def default_gguf() -> Path:
@@ -103,17 +118,21 @@ def checked_folder(path: Path) -> Path:
 
 
 def hub_snapshot(model: str, *, with_code: bool) -> Path:
-    """The hub's files of `model`, fetched where they are not in its cache yet.
+    """The hub's files of `model`, fetched where they are not in its cache yet."""
+    return _snapshot(model, (*HUB_FILES, "*.py") if with_code else HUB_FILES, HUB_FILES_IGNORED)
+
+
+def _snapshot(model: str, wanted: Sequence[str], ignored: Sequence[str]) -> Path:
+    """Those that fit the patterns.
 
     The library tries again only after lost connections, a few times; HF_HUB_OFFLINE and HF_TOKEN are its own.
     """
     from huggingface_hub import snapshot_download  # half a second, and only hub ids need it
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
-    patterns = [*HUB_FILES, *(["*.py"] if with_code else [])]
     logger.info("getting model %s from the hub or its cache", model)
     try:
-        return Path(snapshot_download(model, allow_patterns=patterns, ignore_patterns=list(HUB_FILES_IGNORED)))
+        return Path(snapshot_download(model, allow_patterns=list(wanted), ignore_patterns=list(ignored)))
     except GatedRepoError as exc:
         raise ModelLoadError(f"model {model!r} is gated: accept its terms on the hub and set HF_TOKEN") from exc
     except RepositoryNotFoundError as exc:

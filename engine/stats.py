@@ -62,12 +62,13 @@ class EngineStats:
     """step_seconds: of each step. step_tokens: rows that it computed. batch_size: choices that it drew a token for.
 
     inter_token_seconds: from one step to the next, once for each choice that goes on from a token of its own: what a
-    reader who keeps pace waits for it.
+    reader who keeps pace waits for it. embedding_batch_size: inputs that were embedded at once.
     """
 
     step_seconds: Histogram = field(default_factory=_seconds)
     inter_token_seconds: Histogram = field(default_factory=_seconds)
     batch_size: Histogram = field(default_factory=_sizes)
+    embedding_batch_size: Histogram = field(default_factory=_sizes)
     step_tokens: Histogram = field(default_factory=lambda: Histogram([*POWERS_OF_TWO, 2048.0, 4096.0, 8192.0]))
 
     def record_step(

@@ -20,12 +20,15 @@ from typing import Any
 
 import anyio
 from anyio.abc import TaskStatus
-from anyio.lowlevel import current_token
+from anyio.lowlevel import checkpoint, current_token
 
 from engine.admission import Admission, token_limits
 from engine.api import (
     Capability,
     Constraint,
+    Embedding,
+    EmbeddingInfo,
+    EmbedRequest,
     EndReason,
     EngineDead,
     EngineHealth,
@@ -41,6 +44,7 @@ from engine.api import (
 )
 from engine.config import EngineConfig, ModelLoadError
 from engine.core import EngineCore, StepCore
+from engine.embedding import DropEmbedding, Embedded, Embedder, EmbeddingDesk, EmbeddingJob, EmbeddingSteps
 from engine.grammar import GrammarCompiler, load_compiler
 from engine.matchers import Matcher
 from engine.plan import PAGE_SIZE, ModelRunner
@@ -81,16 +85,28 @@ _WAKE = object()
 _STOP = object()
 
 
-class SteppedEngine(ABC):
-    """Everything but what is stepped: see `_start`. capabilities: before the model is loaded."""
+LoadEmbedder = Callable[[EngineConfig], Embedder | None]
 
-    def __init__(self, config: EngineConfig, capabilities: frozenset[Capability]) -> None:
+
+class SteppedEngine(ABC):
+    """Everything but what is stepped: see `_start`. capabilities: before the model is loaded. load_embedder: called where
+    an embedding model is configured.
+    """
+
+    def __init__(
+        self, config: EngineConfig, capabilities: frozenset[Capability], load_embedder: LoadEmbedder | None = None
+    ) -> None:
         self._config = config
         self._admission = Admission(config)
+        self._desk = EmbeddingDesk(config.max_queued_tokens)
         self._core: StepCore | None = None
+        self._load_embedder = None if config.embedding_model is None else load_embedder
+        self._embeddings: EmbeddingSteps | None = None
         self._compiler: GrammarCompiler | None = None
         self._compile_limiter = anyio.CapacityLimiter(_NUM_COMPILERS)
         self._info = EngineInfo(config.served_model_name, "loading", capabilities, max_num_seqs=config.max_num_seqs)
+        if self._load_embedder is not None:
+            self._info = _with_embeddings(self._info, EmbeddingInfo(config.served_embedding_model_name))
         self._health = EngineHealth(EngineState.LOADING, "the model is being loaded")
         self._state = EngineState.LOADING
         self._reason: str | None = "the model is being loaded"
@@ -171,11 +187,25 @@ class SteppedEngine(ABC):
                 with anyio.move_on_after(self._config.release_timeout, shield=True):
                     await released.wait()
 
+    async def embed(self, batch: Sequence[EmbedRequest]) -> list[Embedding]:
+        await checkpoint()
+        self._raise_unless_ready()
+        if self._info.embedding is None:
+            raise UnsupportedByEngine(Capability.EMBEDDINGS)
+        return await self._desk.embed(batch, self._info.embedding, self._tell)
+
     def health(self) -> EngineHealth:
         progress = self._progress
         age = None if progress is None else max(0.0, time.monotonic() - progress)
         waiting = max(0, len(self._streams) - self._health.num_running)
-        return replace(self._health, state=self._state, reason=self._reason, last_step_age=age, num_waiting=waiting)
+        return replace(
+            self._health,
+            state=self._state,
+            reason=self._reason,
+            last_step_age=age,
+            num_waiting=waiting,
+            num_embedding_inputs=self._desk.num_inputs,
+        )
 
     def last_steps(self) -> Sequence[StepRecord]:
         return [] if self._core is None else list(self._core.steps)
@@ -249,7 +279,8 @@ class SteppedEngine(ABC):
         if self._state is not EngineState.READY:
             raise EngineNotReady(self._reason or "the engine is not ready", retry_after=5.0)
 
-    def _deliver(self, updates: list[Update]) -> None:
+    def _deliver(self, updates: list[Update], embedded: list[Embedded]) -> None:
+        self._desk.deliver(embedded)
         for sequence, update in updates:
             stream = self._streams.get(sequence.id)
             if stream is not None:
@@ -268,8 +299,10 @@ class SteppedEngine(ABC):
         if reason is not None:
             self._state, self._reason = EngineState.DEAD, reason
         streams, self._streams = list(self._streams.values()), {}
+        error = EngineNotReady("the server is shutting down") if reason is None else EngineDead(reason)
         for stream in streams:
-            stream.finish(EngineNotReady("the server is shutting down") if reason is None else EngineDead(reason))
+            stream.finish(error)
+        self._desk.fail(error)
         self._loaded.set()
         self._finished.set()
 
@@ -281,6 +314,10 @@ class SteppedEngine(ABC):
             core, info = self._start()
             self._core = core
             try:
+                if self._load_embedder is not None and (embedder := self._load_embedder(self._config)) is not None:
+                    info = _with_embeddings(info, embedder.info)
+                    sizes = core.health().stats.embedding_batch_size
+                    self._embeddings = EmbeddingSteps(embedder, self._config.max_num_batched_tokens, sizes)
                 self._publish(core)
                 self._call_loop(self._on_loaded, info)
                 self._loop(core)
@@ -304,16 +341,23 @@ class SteppedEngine(ABC):
             messages = self._receive_all(wait=not runnable)
             updates: list[Update] = []
             stopping = self._handle(core, messages, updates)
-            self._progress = time.monotonic() if core.has_work else None
+            self._progress = time.monotonic() if self._has_work(core) else None
             made = None if stopping else self._step(core)
             updates += made or []
-            runnable = made is not None
-            self._progress = time.monotonic() if runnable and core.has_work else None
+            embedded = None if stopping else self._embed(beside_generation=made is not None)
+            runnable = made is not None or embedded is not None
+            self._progress = time.monotonic() if runnable and self._has_work(core) else None
             self._publish(core)
-            if updates:
-                self._call_loop(self._deliver, updates)
+            if updates or embedded:
+                self._call_loop(self._deliver, updates, embedded or [])
             if stopping:
                 return
+
+    def _has_work(self, core: StepCore) -> bool:
+        return core.has_work or (self._embeddings is not None and self._embeddings.has_work)
+
+    def _embed(self, *, beside_generation: bool) -> list[Embedded] | None:
+        return None if self._embeddings is None else self._embeddings.step(beside_generation=beside_generation)
 
     def _step(self, core: StepCore) -> list[Update] | None:
         """A step, or None where there is nothing to do; readers that are all behind are asked for a wake-up."""
@@ -339,13 +383,17 @@ class SteppedEngine(ABC):
             elif isinstance(message, _Abort):
                 ended = (core.abort(sequence, message.reason) for sequence in message.sequences)
                 updates += [update for update in ended if update is not None]
+            elif isinstance(message, EmbeddingJob | DropEmbedding):
+                assert self._embeddings is not None
+                self._embeddings.handle(message)
             elif message is _STOP:
                 core.abort_all()
                 return True
         return False
 
     def _publish(self, core: StepCore) -> None:
-        self._health = core.health()
+        num_tokens = 0 if self._embeddings is None else self._embeddings.num_tokens
+        self._health = replace(core.health(), embedding_tokens=num_tokens)
 
     def _call_loop(self, callback: Callable[..., None], *args: object) -> None:
         with suppress(RuntimeError):  # RunFinishedError, closed loop: nobody is left to tell
@@ -355,8 +403,13 @@ class SteppedEngine(ABC):
 class EngineThread(SteppedEngine):
     """Hosts the model runner that `load` makes."""
 
-    def __init__(self, config: EngineConfig, load: Callable[[EngineConfig], ModelRunner]) -> None:
-        super().__init__(config, _CAPABILITIES)
+    def __init__(
+        self,
+        config: EngineConfig,
+        load: Callable[[EngineConfig], ModelRunner],
+        load_embedder: LoadEmbedder | None = None,
+    ) -> None:
+        super().__init__(config, _CAPABILITIES, load_embedder)
         self._load = load
 
     def _start(self) -> tuple[StepCore, EngineInfo]:
@@ -378,3 +431,7 @@ class EngineThread(SteppedEngine):
     def _capabilities(self, runner: ModelRunner) -> frozenset[Capability]:
         more = {Capability.BITWISE: runner.bitwise, Capability.CONSTRAINTS: self._compiler is not None}
         return _CAPABILITIES.union(capability for capability, is_there in more.items() if is_there)
+
+
+def _with_embeddings(info: EngineInfo, embedding: EmbeddingInfo) -> EngineInfo:
+    return replace(info, embedding=embedding, capabilities=info.capabilities | {Capability.EMBEDDINGS})

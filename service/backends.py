@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.api import Engine
 from engine.config import EngineConfig
+from engine.embedding import Embedder
 from engine.plan import ModelRunner
 from service.settings import Settings, SettingsError
 
@@ -15,7 +16,7 @@ def build_engine(settings: Settings) -> Engine:
         case "torch":
             from engine.thread import EngineThread
 
-            return EngineThread(config, _load_runner)
+            return EngineThread(config, _load_runner, _load_embedder)
         case "fake":
             from engine.fake import FakeEngine
 
@@ -32,3 +33,9 @@ def _load_runner(config: EngineConfig) -> ModelRunner:
     from engine.runner import load_runner
 
     return load_runner(config)
+
+
+def _load_embedder(config: EngineConfig) -> Embedder | None:
+    from engine.embedder import load_embedder
+
+    return load_embedder(config)

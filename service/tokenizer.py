@@ -18,23 +18,36 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class Tokenizer(Protocol):
-    """Every method may be called from any thread.
+class Encoder(Protocol):
+    """Text to tokens and back, for models that write nothing. Every method may be called from any thread."""
+
+    vocab_size: int
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Spellings of special tokens in `text` become those tokens."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Special tokens are spelled out; U+FFFD stands for bytes that are no characters."""
+        ...
+
+    def piece(self, token_id: int) -> str:
+        """One token as it may be shown; "" for an id that stands for nothing."""
+        ...
+
+
+class Tokenizer(Encoder, Protocol):
+    """Of a model that writes.
 
     strips_leading_space: decoding a whole text drops one space at its start (sentencepiece's dummy prefix).
     chat_template: its source, "" without one. model_type: as the model's configuration has it. special_spellings: of
     special tokens.
     """
 
-    vocab_size: int
     strips_leading_space: bool
     chat_template: str
     model_type: str | None
     special_spellings: frozenset[str]
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Spellings of special tokens in `text` become those tokens."""
-        ...
 
     def render_chat(self, messages: Sequence[Message], options: TemplateOptions = PLAIN) -> list[int]:
         """The prompt that asks for the assistant's next message.
@@ -120,6 +133,12 @@ class ByteTokenizer:
             return next((text.encode() for text, marker in self.markers.items() if marker == token_id), b"")
         return bytes([token_id])
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
+    def piece(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode(errors="replace")
+
     def is_special(self, token_id: int) -> bool:
         return token_id > 255
 
@@ -174,6 +193,13 @@ class HFTokenizer:
             return self._added[token_id]
         piece = self._backend.id_to_token(token_id)
         return b"" if piece is None else self._piece_bytes(piece)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text = b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+        return text.removeprefix(" ") if self.strips_leading_space else text
+
+    def piece(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode(errors="replace")
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special
@@ -231,19 +257,47 @@ class HFTokenizer:
         return token_ids
 
 
+class HFEncoder:
+    """The fast tokenizer of an embedding model, which may write its pieces in any way."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._backend: Backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()  # files may ask for it: a text that is too long is to be refused, not cut
+        self._backend.no_padding()
+        self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        token_ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    def piece(self, token_id: int) -> str:
+        return self._backend.id_to_token(token_id) or ""
+
+
 def load_tokenizer(path: str | None) -> Tokenizer:
     """The tokenizer of the model in a local folder, or the fake engine's. Takes seconds. Raises ModelLoadError."""
-    if path is None:
-        return ByteTokenizer()
+    return ByteTokenizer() if path is None else HFTokenizer(_load_fast(path), _model_type(Path(path)))
+
+
+def load_encoder(path: str | None) -> Encoder:
+    """The same for an embedding model."""
+    return ByteTokenizer() if path is None else HFEncoder(_load_fast(path))
+
+
+def _load_fast(path: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(f"no tokenizer can be loaded from {path}: {error}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelLoadError(f"the tokenizer {type(tokenizer).__name__} is not supported: it is no fast tokenizer")
-    return HFTokenizer(tokenizer, _model_type(Path(path)))
+    return tokenizer
 
 
 def _model_type(path: Path) -> str | None:

@@ -19,8 +19,8 @@ def failing_rule(seed: int, position: int, num_prompt_tokens: int) -> int:
     return -1 if (seed, position) == (FAILING_SEED, 2) else letter_rule(seed, position, num_prompt_tokens)
 
 
-def break_runner(engine: SeededEngine) -> None:
-    engine.runner.is_broken = True
+def break_runner(engine: SeededEngine | TinyTorchEngine) -> None:
+    engine.runner.is_broken = engine.embedder.is_broken = True
 
 
 def make_vllm(config: EngineConfig) -> Engine:

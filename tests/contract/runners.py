@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from array import array
+from collections.abc import Sequence
 
-from engine.api import SamplingParams, TokenLogprobs
+from engine.api import EmbedRequest, SamplingParams, TokenLogprobs
 from engine.config import EngineConfig
+from engine.embedding import Embedder
+from engine.fake import FakeEmbedder
 from engine.plan import SampledToken, StepPlan
 from engine.thread import EngineThread
 from tests.contract.harness import FAILING_SEED
@@ -50,9 +54,30 @@ class SeededRunner(CheckingRunner):
         return value % (self.vocab_size - 2)
 
 
+class BreakableEmbedder:
+    """Another one. is_broken: its next batch raises; is_full: it raises MemoryError, and goes on after that."""
+
+    is_broken = False
+    is_full = False
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self.info = embedder.info
+
+    def embed(self, batch: Sequence[EmbedRequest]) -> Sequence[array[float] | None]:
+        if self.is_broken:
+            raise RuntimeError("killed by a test")
+        if self.is_full:
+            self.is_full = False
+            raise MemoryError
+        time.sleep(STEP_SECONDS)
+        return self._embedder.embed(batch)
+
+
 class SeededEngine(EngineThread):
-    """An EngineThread whose runner a test can break."""
+    """An EngineThread whose runner and embedder a test can break."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.runner = SeededRunner(num_pages=2048, max_model_len=config.max_model_len or 4096)
-        super().__init__(config, lambda _: self.runner)
+        self.embedder = BreakableEmbedder(FakeEmbedder(config.served_embedding_model_name))
+        super().__init__(config, lambda _: self.runner, lambda _: self.embedder if config.embedding_model else None)

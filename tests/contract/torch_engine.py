@@ -11,10 +11,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.attention import ATTENTION_NAME
 from engine.config import EngineConfig
+from engine.embedder import TorchEmbedder, load_embedder
 from engine.model import LoadedModel
 from engine.plan import SampledToken, StepPlan
 from engine.runner import TorchRunner, kv_bytes_per_page
 from engine.thread import EngineThread
+from tests.contract.runners import BreakableEmbedder
+from tests.minilm import minilm_folder
 
 NUM_PAGES = 600
 
@@ -50,6 +53,13 @@ def tiny_llama() -> LoadedModel:
     )
 
 
+@cache
+def minilm() -> TorchEmbedder:
+    embedder = load_embedder(EngineConfig(embedding_model=str(minilm_folder()), served_embedding_model_name="minilm"))
+    assert embedder is not None
+    return embedder
+
+
 class BreakableRunner(TorchRunner):
     """is_broken: its next step raises."""
 
@@ -73,7 +83,11 @@ class TinyTorchEngine(EngineThread):
             self.runner = BreakableRunner(loaded, config)
             return self.runner
 
-        super().__init__(_with_pages(config, kv_bytes_per_page(loaded)), load)
+        def load_breakable(config: EngineConfig) -> BreakableEmbedder | None:
+            self.embedder = BreakableEmbedder(minilm())
+            return self.embedder if config.embedding_model else None
+
+        super().__init__(_with_pages(config, kv_bytes_per_page(loaded)), load, load_breakable)
 
 
 def _with_pages(config: EngineConfig, page_bytes: int) -> EngineConfig:
