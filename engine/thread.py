@@ -89,8 +89,8 @@ LoadEmbedder = Callable[[EngineConfig], Embedder | None]
 
 
 class SteppedEngine(ABC):
-    """Everything but what is stepped: see `_start`. capabilities: before the model is loaded. load_embedder: called where
-    an embedding model is configured.
+    """Everything but what is stepped: see `_start`. capabilities: before the model is loaded. load_embedder: called
+    where an embedding model is configured.
     """
 
     def __init__(

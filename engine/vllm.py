@@ -36,7 +36,7 @@ from engine.core import StepCore
 from engine.grammar import load_compiler
 from engine.matchers import Matcher
 from engine.model_files import find_model
-from engine.thread import SteppedEngine
+from engine.thread import LoadEmbedder, SteppedEngine
 from engine.vllm_core import VllmCore
 from engine.vllm_params import check_together, structured_outputs
 
@@ -53,10 +53,10 @@ _CAPABILITIES = frozenset(
 
 
 class VllmEngine(SteppedEngine):
-    """options: what only vLLM has."""
+    """options: what only vLLM has. An embedding model is not vLLM's: our own embedder runs it, on the same thread."""
 
-    def __init__(self, config: EngineConfig, options: VllmOptions) -> None:
-        super().__init__(config, _CAPABILITIES)
+    def __init__(self, config: EngineConfig, options: VllmOptions, load_embedder: LoadEmbedder | None = None) -> None:
+        super().__init__(config, _CAPABILITIES, load_embedder)
         self._options = options
         self._llm: Any = None
         self._outputs: queue.Queue[Any] | None = None  # what a step waits for, where vLLM's core is in another process

@@ -23,6 +23,7 @@ from service.auth import KeyFile, KeysError
 from service.backends import build_engine
 from service.controllers.chat import ChatController
 from service.controllers.completions import CompletionsController
+from service.controllers.embeddings import EmbeddingsController
 from service.controllers.models import ModelsController
 from service.controllers.ops import OpsController
 from service.controllers.playground import PlaygroundController
@@ -93,6 +94,7 @@ def _controllers(settings: Settings) -> list[type[Controller]]:
         ChatController,
         CompletionsController,
         ResponsesController,
+        EmbeddingsController,
         TokenizeController,
         ModelsController,
         RequestsController,

@@ -24,7 +24,7 @@ def build_engine(settings: Settings) -> Engine:
         case "vllm":
             from engine.vllm import VllmEngine
 
-            return VllmEngine(config, settings.vllm_options())
+            return VllmEngine(config, settings.vllm_options(), _load_embedder)
         case _:
             raise SettingsError(f"CHORUS_ENGINE={settings.engine} is not supported by this version")
 

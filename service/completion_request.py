@@ -10,6 +10,7 @@ from service.errors import invalid
 from service.infill import infilled
 from service.job import Arrival, Echo, GenerationJob
 from service.lifespan import Services
+from service.prompts import forms
 from service.requests import Plan, check_common, fan_out_of, in_thread, make_job
 from service.sampling import check_sampling, given, show_rules, text_rules, truncated
 from service.schemas.completions import CompletionRequest
@@ -24,7 +25,7 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
     """Raises ApiError (4xx), EngineNotReady and EngineDead."""
     check_common(request, services, COMPLETION_FIELDS)
     max_tokens = given(request.max_tokens, DEFAULT_COMPLETION_TOKENS)
-    prompts = _prompts(request.prompt)
+    prompts = forms(request.prompt, "prompt")
     n = _num_drawn(request)
     check_sampling(request, max_tokens, n, len(prompts), services.settings)
     fan_out = fan_out_of(request, n, services, arrival.caller)
@@ -103,18 +104,3 @@ def _num_drawn(request: CompletionRequest) -> int:
     if best_of > n and request.fan_out is not None:
         raise invalid("`best_of` above `n` and `fan_out` both say which choices are kept; give one.", "best_of")
     return best_of
-
-
-def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """The list of prompts that any of the four forms stands for."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise invalid("`prompt` is an empty array.", "prompt", "empty_array")
-    token_ids = [item for item in prompt if isinstance(item, int)]
-    if len(token_ids) == len(prompt):
-        return [token_ids]
-    prompts = [item for item in prompt if not isinstance(item, int)]
-    if len(prompts) < len(prompt) or len({type(item) for item in prompts}) > 1:
-        raise invalid("`prompt` mixes texts, token ids and lists; give one kind.", "prompt")
-    return prompts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 
-from engine.config import VllmOptions
+from engine.config import EngineConfig, VllmOptions
 
 _VLLM_ONLY = tuple(option.name for option in fields(VllmOptions))
 _NOT_VLLM = ("runner", "num_speculative_tokens", "num_threads")
@@ -18,4 +18,7 @@ def refusal(given: Mapping[str, object], prefix: str) -> str | None:
         if name in given:
             variable = f"{prefix}{name.upper()}"
             return f"{variable} means nothing to vLLM" if engine == "vllm" else f"{variable} needs {prefix}ENGINE=vllm"
+    embedding = given.get("served_embedding_model_name")
+    if embedding is not None and embedding == given.get("served_model_name", EngineConfig().served_model_name):
+        return f"{prefix}SERVED_EMBEDDING_MODEL_NAME={embedding}: the other model has this name"
     return None

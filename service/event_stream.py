@@ -77,7 +77,7 @@ class GenerationResponse(ASGIResponse):
             ):
                 watch = anyio.CancelScope()
                 async with anyio.create_task_group() as request:
-                    request.start_soon(_cancel_on_disconnect, receive, request.cancel_scope, watch)
+                    request.start_soon(cancel_on_disconnect, receive, request.cancel_scope, watch)
                     self._running.watch(request)
                     try:
                         await self._respond(self._running.timed(send), watch)
@@ -249,7 +249,7 @@ class GenerationResponse(ASGIResponse):
         return CLIENT_GONE if self._failure is None else error_body(self._failure).status
 
 
-async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope, watch: anyio.CancelScope) -> None:
+async def cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope, watch: anyio.CancelScope) -> None:
     with watch:
         while (await receive())["type"] != "http.disconnect":
             pass

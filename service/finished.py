@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from engine.api import EndReason, EngineOverloaded, PromptInfo
-from service.errors import CONTEXT_LENGTH_EXCEEDED, DEADLINE_EXCEEDED, error_body
+from service.errors import CONTEXT_LENGTH_EXCEEDED, DEADLINE_EXCEEDED, ApiError, error_body
 from service.fan_out import SeenChoice
 from service.schemas.common import Usage
 
 if TYPE_CHECKING:
+    from service.embedding_request import EmbeddingJob
     from service.job import GenerationJob
     from service.parsers.pieces import Message
 
@@ -111,6 +112,25 @@ class TurnedAway:
     ended_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class FinishedEmbedding:
+    """ended_at: of time.monotonic(). failure: what the client was told."""
+
+    job: EmbeddingJob
+    outcome: Outcome
+    ended_at: float
+    failure: Exception | None = None
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, self.ended_at - self.job.received_at)
+
+    @property
+    def error_name(self) -> str:
+        code = self.failure.info.code if isinstance(self.failure, ApiError) else None
+        return code or type(self.failure).__name__
+
+
 class Recorder(Protocol):
     """Tells somebody elsewhere of finished requests (service.tracing, which not every process imports)."""
 
@@ -124,6 +144,10 @@ class Recorder(Protocol):
 
     def refuse(self, turned: TurnedAway, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The same."""
+        ...
+
+    def record_embedding(self, finished: FinishedEmbedding, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """As `record`."""
         ...
 
 

@@ -18,10 +18,10 @@ from service.limits import Quotas
 from service.logs import log_event
 from service.metrics import Metrics
 from service.model_parsers import ModelParsers, parsers_of
-from service.running import RunningRequests
+from service.running import RunningEmbedding, RunningRequests
 from service.settings import Settings
 from service.template_workers import TemplateWorkers
-from service.tokenizer import Tokenizer, load_tokenizer
+from service.tokenizer import Encoder, Tokenizer, load_encoder, load_tokenizer
 
 logger = logging.getLogger("chorus.lifespan")
 
@@ -38,18 +38,21 @@ def _tokenizer_limiter() -> anyio.CapacityLimiter:
 class Services:
     """What handlers need.
 
-    tokenizer: None until the model is loaded. failure: why this process can never serve (again). on_death: awaited once
-    when that is so; the app answers 503 meanwhile. started_at: unix seconds.
+    tokenizer: None until the model is loaded. embedding_tokenizer: None where there is no embedding model either.
+    failure: why this process can never serve (again). on_death: awaited once when that is so; the app answers 503
+    meanwhile. started_at: unix seconds.
     """
 
     settings: Settings
     engine: Engine
     metrics: Metrics
     tokenizer: Tokenizer | None = None
+    embedding_tokenizer: Encoder | None = None
     parsers: ModelParsers = field(default_factory=ModelParsers)
     tokenizer_limiter: anyio.CapacityLimiter = field(default_factory=_tokenizer_limiter)
     templates: TemplateWorkers = field(default_factory=TemplateWorkers)
     running: RunningRequests = field(default_factory=RunningRequests)
+    running_embeddings: set[RunningEmbedding] = field(default_factory=set)
     quotas: Quotas = field(default_factory=Quotas)
     tracing: Recorder | None = None
     failure: str | None = None
@@ -133,6 +136,10 @@ async def _load_tokenizer(services: Services) -> None:
     info = services.engine.info
     try:
         tokenizer = await anyio.to_thread.run_sync(load_tokenizer, info.model_path, limiter=services.tokenizer_limiter)
+        if info.embedding is not None:
+            services.embedding_tokenizer = await anyio.to_thread.run_sync(
+                load_encoder, info.embedding.model_path, limiter=services.tokenizer_limiter
+            )
     except Exception as error:
         await _die(services, f"the tokenizer cannot be loaded: {error}")
         return
@@ -145,6 +152,7 @@ async def _load_tokenizer(services: Services) -> None:
         model=info.model,
         backend=info.backend,
         max_model_len=info.max_model_len,
+        embedding_model=info.embedding and info.embedding.model,
         tool_parser=services.parsers.tools,
         reasoning_parser=services.parsers.reasoning,
         seconds=round(time.monotonic() - started, 3),
@@ -161,7 +169,7 @@ async def _watch_engine(services: Services) -> None:
         if hang is not None:
             if not was_hung:
                 logger.critical("%s", hang)
-            for running in services.running:
+            for running in (*services.running, *services.running_embeddings):
                 running.fail(EngineDead(hang))
         was_hung = hang is not None
 

@@ -12,10 +12,11 @@ from prometheus_client.registry import Collector
 
 from engine.api import Engine
 from service import __version__
+from service.embedding_stats import EmbeddingStats
 from service.finished import FinishedRequest
 from service.metric_families import Labels, counters, histogram
 from service.metrics_compat import vllm_metrics
-from service.request_stats import ERROR_TYPES, OPERATIONS, PROVIDER, RequestStats
+from service.request_stats import EMBEDDINGS, ERROR_TYPES, OPERATIONS, PROVIDER, RequestStats
 
 
 class Metrics(Collector):
@@ -30,6 +31,7 @@ class Metrics(Collector):
         self._engine = engine
         self._compat = compat
         self._stats = RequestStats()
+        self.embeddings = EmbeddingStats()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -49,6 +51,8 @@ class Metrics(Collector):
         yield from self._duration_metrics()
         yield from self._engine_metrics()
         yield from self._step_metrics()
+        if self._engine.info.embedding is not None:
+            yield from self._embedding_metrics()
         if self._compat == "vllm":
             yield from vllm_metrics(self._engine, self._stats)
 
@@ -77,6 +81,12 @@ class Metrics(Collector):
             (self._operation(kind) | {"error_type": ERROR_TYPES[outcome]}, seconds)
             for (kind, outcome), seconds in stats.seconds.items()
         ]
+        if (embedding := self._engine.info.embedding) is not None:
+            labels = self._named(EMBEDDINGS, embedding.model)
+            durations += [
+                (labels | {"error_type": ERROR_TYPES[outcome]}, seconds)
+                for outcome, seconds in self.embeddings.seconds.items()
+            ]
         text = "Seconds from a request's arrival to the end of its answer."
         yield histogram("gen_ai_server_request_duration_seconds", text, *durations)
         firsts = [(self._operation(kind), seconds) for kind, seconds in stats.first_token_seconds.items()]
@@ -87,10 +97,14 @@ class Metrics(Collector):
         yield histogram("gen_ai_server_time_per_output_token_seconds", text, *tokens)
 
     def _operation(self, kind: str) -> Labels:
+        return self._named(OPERATIONS[kind], self._engine.info.model)
+
+    @staticmethod
+    def _named(operation: str, model: str) -> Labels:
         return {
-            "gen_ai_operation_name": OPERATIONS[kind],
+            "gen_ai_operation_name": operation,
             "gen_ai_provider_name": PROVIDER,
-            "gen_ai_request_model": self._engine.info.model,
+            "gen_ai_request_model": model,
         }
 
     def _engine_metrics(self) -> Iterator[Metric]:
@@ -120,6 +134,21 @@ class Metrics(Collector):
             "Seconds since the engine last made progress while it has work; 0 without work.",
             value=health.last_step_age or 0.0,
         )
+
+    def _embedding_metrics(self) -> Iterator[Metric]:
+        stats, health = self.embeddings, self._engine.health()
+        text = "Requests for embeddings that have ended."
+        yield counters("chorus_embedding_requests", text, "outcome", stats.requests)
+        text = "Why requests for embeddings were turned away."
+        yield counters("chorus_embedding_refusals", text, "reason", stats.refusals)
+        text = "Inputs of requests for embeddings that were answered."
+        yield CounterMetricFamily("chorus_embedding_inputs", text, value=stats.num_inputs)
+        text = "Tokens that were embedded."
+        yield CounterMetricFamily("chorus_embedding_tokens", text, value=health.embedding_tokens)
+        text = "Inputs that are not embedded yet."
+        yield GaugeMetricFamily("chorus_embedding_inputs_waiting", text, value=health.num_embedding_inputs)
+        text = "Inputs that were embedded at once."
+        yield histogram("chorus_embedding_batch_size", text, ({}, health.stats.embedding_batch_size))
 
     def _step_metrics(self) -> Iterator[Metric]:
         stats = self._engine.health().stats

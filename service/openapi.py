@@ -14,6 +14,8 @@ from service import __version__
 from service.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from service.schemas.common import ErrorEnvelope
 from service.schemas.completions import Completion, CompletionRequest
+from service.schemas.embedding_fields import EMBEDDING_FIELDS
+from service.schemas.embeddings import EmbeddingCreateRequest, EmbeddingList
 from service.schemas.field_rules import FieldRule
 from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from service.schemas.models import ModelCard, ModelList
@@ -39,6 +41,7 @@ REQUESTS = (
     ("/v1/chat/completions", "ChatCompletionRequest", CHAT_FIELDS),
     ("/v1/completions", "CompletionRequest", COMPLETION_FIELDS),
     ("/v1/responses", "ResponseRequest", RESPONSE_FIELDS),
+    ("/v1/embeddings", "EmbeddingCreateRequest", EMBEDDING_FIELDS),
 )
 GENERATION_ERRORS = (400, 401, 404, 413, 415, 429, 500, 503)
 
@@ -123,6 +126,15 @@ OPERATIONS = (
         {"application/json": _ref("RenderedChat")},
         GENERATION_ERRORS,
         "ChatCompletionRequest",
+        (_REQUEST_ID, _TIMEOUT),
+    ),
+    _Operation(
+        "/v1/embeddings",
+        "post",
+        "Vectors of texts, where there is an embedding model",
+        {"application/json": _ref("EmbeddingList")},
+        GENERATION_ERRORS,
+        "EmbeddingCreateRequest",
         (_REQUEST_ID, _TIMEOUT),
     ),
     _Operation(
@@ -247,6 +259,8 @@ def _schemas() -> Json:
         ModelList,
         RunningRequestList,
         Cancelled,
+        EmbeddingCreateRequest,
+        EmbeddingList,
         TokenizeRequest,
         Tokenized,
         DetokenizeRequest,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from service.errors import ApiError, ErrorInfo, error_body
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("chorus.request")
 
 
-def turn_away(request: Request[Any, Any, Any], services: Services, received_at: float, error: Exception) -> None:
-    """received_at: time.monotonic(). error: raised on purpose for the client, or an unexpected one."""
-    services.metrics.refuse(error)
+def turn_away(
+    request: Request[Any, Any, Any],
+    services: Services,
+    received_at: float,
+    error: Exception,
+    count: Callable[[Exception], None],
+) -> None:
+    """received_at: time.monotonic(). error: raised on purpose for the client, or an unexpected one. count: of such."""
+    count(error)
     info, now = error_body(error), time.monotonic()
     if services.tracing is not None:
         route = str(request.scope["path_template"])

@@ -22,6 +22,7 @@ TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1
 
 LENGTH_BOUNDS = tuple(float(2**k) for k in range(18))
 OPERATIONS = {"chat": "chat", "completion": "text_completion", "response": "response"}
+EMBEDDINGS = "embeddings"
 """OpenTelemetry's names of what is asked for."""
 
 PROVIDER = "chorus"

@@ -27,8 +27,8 @@ class ClientStalled(Exception):
     """The client has taken nothing for the whole write timeout, by our clock or the kernel's."""
 
 
-def deadline_passed() -> ApiError:
-    message = "The request's time was over before the model began with it."
+def deadline_passed(before: str = "the model began with it") -> ApiError:
+    message = f"The request's time was over before {before}."
     return ApiError(
         ErrorInfo(503, message, "server_error", code=DEADLINE_EXCEEDED, headers=retry_after(1.0)),
     )
@@ -147,6 +147,18 @@ class RunningRequest:
             self._abort(EndReason.CANCELLED)
         if self._all is not None:
             self._all.cancel()
+
+
+class RunningEmbedding:
+    """One request for embeddings, until its vectors are there."""
+
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self.failure: Exception | None = None
+        self._scope = scope
+
+    def fail(self, failure: Exception) -> None:
+        self.failure = self.failure or failure
+        self._scope.cancel()
 
 
 class RunningRequests:

@@ -89,6 +89,12 @@ class Settings:
     served_model_name: str = _setting(
         _DEFAULTS.served_model_name, text, "the name that requests give as `model`", "the model's name"
     )
+    embedding_model: str | None = _setting(
+        None, text, "hub id or local folder of a sentence-transformers model, for /v1/embeddings", "no embeddings"
+    )
+    served_embedding_model_name: str = _setting(
+        _DEFAULTS.served_embedding_model_name, text, "the name that its requests give as `model`", "the model's name"
+    )
     cache_dir: Path = _setting(_DEFAULTS.cache_dir, path, "folder for converted models")  # noqa: RUF009
     device: str = _setting(_DEFAULTS.device, text, "auto, cpu, cuda or cuda:N")
     dtype: str = _setting(
@@ -225,8 +231,9 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
             raise SettingsError(f"{name} is not supported by this version")
     environ = {"CHORUS_CACHE_DIR": str(_DEFAULTS.cache_dir)} | {name: raw for name, raw in environ.items() if raw}
     values = {setting.name: value for setting in fields(Settings) for value in _read(setting, environ)}
-    if values.get("model") is not None and "served_model_name" not in values:
-        values["served_model_name"] = _model_name(values["model"])
+    for model, name in (("model", "served_model_name"), ("embedding_model", "served_embedding_model_name")):
+        if values.get(model) is not None and name not in values:
+            values[name] = _model_name(values[model])
     if (reason := refusal(values, PREFIX)) is not None:
         raise SettingsError(reason)
     return Settings(**values)

@@ -22,7 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from service import __version__
 from service.errors import ApiError
-from service.request_stats import OPERATIONS, PROVIDER
+from service.request_stats import EMBEDDINGS, OPERATIONS, PROVIDER
 from service.transcript import input_messages, output_messages
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from engine.api import PromptInfo, SamplingParams
     from service.fan_out import SeenChoice
-    from service.finished import FinishedRequest, TurnedAway
+    from service.finished import FinishedEmbedding, FinishedRequest, TurnedAway
 
 logger = logging.getLogger("chorus.tracing")
 
@@ -133,6 +133,37 @@ class Tracing:
         )
         span.set_status(Status(StatusCode.ERROR))
         span.end(int(turned.ended_at * 1e9) + to_unix)
+
+    def record_embedding(self, finished: FinishedEmbedding, headers: Headers) -> None:
+        """As `record`."""
+        to_unix = time.time_ns() - time.monotonic_ns()
+        span = self._tracer.start_span(
+            f"{EMBEDDINGS} {finished.job.model}",
+            context=_parent(headers),
+            kind=SpanKind.SERVER,
+            attributes=_embedding_attributes(finished),
+            start_time=int(finished.job.received_at * 1e9) + to_unix,
+        )
+        if finished.outcome in ("error", "refused"):
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(int(finished.ended_at * 1e9) + to_unix)
+
+
+def _embedding_attributes(finished: FinishedEmbedding) -> dict[str, Any]:
+    job = finished.job
+    attributes: dict[str, Any] = {
+        "gen_ai.operation.name": EMBEDDINGS,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": job.model,
+        "gen_ai.usage.input_tokens": job.num_tokens,
+        "chorus.inputs": len(job.batch),
+        "chorus.outcome": finished.outcome,
+    }
+    if job.batch[0].dimensions is not None:
+        attributes["gen_ai.embeddings.dimension.count"] = job.batch[0].dimensions
+    if finished.failure is not None:
+        attributes["error.type"] = finished.error_name
+    return attributes
 
 
 def tracing_to(endpoint: str) -> Tracing:

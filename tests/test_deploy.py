@@ -67,7 +67,9 @@ def test_every_version_is_pinned() -> None:
         assert str(pinned["torch"].specifier).endswith("+cpu")
 
 
-@pytest.mark.parametrize("lock", ["constraints.txt", "tests/clients/constraints.txt", "tests/playground/constraints.txt"])
+@pytest.mark.parametrize(
+    "lock", ["constraints.txt", "tests/clients/constraints.txt", "tests/playground/constraints.txt"]
+)
 def test_every_pin_but_torch_has_hashes(lock: str) -> None:
     """pip checks them, so that no index can slip in another file under a version that was tried."""
     text = re.sub(r" \\\n *", " ", (ROOT / lock).read_text())

@@ -30,6 +30,6 @@ async def generate(
         seconds = arrival.seconds(decoded.timeout, services.settings)
         job = await in_time(prepare(decoded, services, arrival), arrival, seconds)
     except Exception as error:
-        turn_away(request, services, received_at, error)
+        turn_away(request, services, received_at, error, services.metrics.refuse)
         raise
     return GenerationResponse(job, services)

@@ -14,20 +14,25 @@ class ModelsController(Controller):
 
     @get(sync_to_thread=False)
     def list_models(self, services: NamedDependency[Services]) -> ModelList:
-        return ModelList(data=[_card(services)])
+        return ModelList(data=_cards(services))
 
     @get("/{model_id:path}", sync_to_thread=False)
     def get_model(self, model_id: FromPath[str], services: NamedDependency[Services]) -> ModelCard:
         # a path parameter keeps its leading slash, for model ids have slashes of their own
-        if model_id.removeprefix("/") != services.settings.served_model_name:
-            raise model_not_found(model_id.removeprefix("/"))
-        return _card(services)
+        name = model_id.removeprefix("/")
+        for card in _cards(services):
+            if card.id == name:
+                return card
+        raise model_not_found(name)
 
 
-def _card(services: Services) -> ModelCard:
-    return ModelCard(
-        id=services.settings.served_model_name,
-        created=services.started_at,
-        owned_by="chorus",
-        max_model_len=services.engine.info.max_model_len or None,
-    )
+def _cards(services: Services) -> list[ModelCard]:
+    """The model that generates, and behind it the one that embeds where there is one."""
+    info = services.engine.info
+    limits = {services.settings.served_model_name: info.max_model_len}
+    if info.embedding is not None:
+        limits[services.settings.served_embedding_model_name] = info.embedding.max_model_len
+    return [
+        ModelCard(id=name, created=services.started_at, owned_by="chorus", max_model_len=limit or None)
+        for name, limit in limits.items()
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from service.schemas.embedding_fields import EMBEDDING_FIELDS
 from service.schemas.field_rules import FieldRule
 from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from service.schemas.response_fields import RESPONSE_FIELDS
@@ -12,7 +13,12 @@ from service.schemas.response_fields import RESPONSE_FIELDS
 
 def fields_table() -> str:
     """The README's table of request fields by endpoint, in Markdown: those of the request itself, not those in them."""
-    endpoints = {"chat": CHAT_FIELDS, "completions": COMPLETION_FIELDS, "responses": RESPONSE_FIELDS}
+    endpoints = {
+        "chat": CHAT_FIELDS,
+        "completions": COMPLETION_FIELDS,
+        "responses": RESPONSE_FIELDS,
+        "embeddings": EMBEDDING_FIELDS,
+    }
     rows = [f"| field | {' | '.join(endpoints)} | |", f"| {' | '.join(['---'] * len(endpoints))} | --- | --- |"]
     for name in dict.fromkeys(name for fields in endpoints.values() for name in fields):
         if "." in name or "[" in name:

@@ -20,7 +20,9 @@ def failing_rule(seed: int, position: int, num_prompt_tokens: int) -> int:
 
 
 def break_runner(engine: SeededEngine | TinyTorchEngine) -> None:
-    engine.runner.is_broken = engine.embedder.is_broken = True
+    engine.runner.is_broken = True
+    if engine.embedder is not None:
+        engine.embedder.is_broken = True
 
 
 def make_vllm(config: EngineConfig) -> Engine:

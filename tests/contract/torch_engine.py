@@ -77,6 +77,7 @@ class TinyTorchEngine(EngineThread):
     def __init__(self, config: EngineConfig) -> None:
         loaded = tiny_llama()
         self.runner: BreakableRunner
+        self.embedder: BreakableEmbedder | None = None
 
         def load(config: EngineConfig) -> BreakableRunner:
             torch.set_num_threads(1)  # threads cost more than they bring on a model of this size
@@ -85,7 +86,7 @@ class TinyTorchEngine(EngineThread):
 
         def load_breakable(config: EngineConfig) -> BreakableEmbedder | None:
             self.embedder = BreakableEmbedder(minilm())
-            return self.embedder if config.embedding_model else None
+            return self.embedder
 
         super().__init__(_with_pages(config, kv_bytes_per_page(loaded)), load, load_breakable)
 

@@ -172,6 +172,8 @@ def test_every_value_reaches_the_server_as_it_was_given() -> None:
         "log_format": "console",
         "model": "owner/model",
         "served_model_name": "house-model",
+        "embedding_model": "owner/embedder",
+        "served_embedding_model_name": "house-embedder",
         "device": "cuda",
         "dtype": "bfloat16",
         "runner": "torch",

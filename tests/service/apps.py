@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import anyio.lowlevel
@@ -18,6 +19,8 @@ from service.settings import Settings
 
 MAX_MODEL_LEN = 256
 SETTINGS = Settings(engine="fake", served_model_name="org/m", max_model_len=MAX_MODEL_LEN, max_num_seqs=8)
+EMBEDDING = replace(SETTINGS, embedding_model="any", served_embedding_model_name="org/e")
+"""With an embedding model beside."""
 
 Client = TestClient[Litestar]
 

@@ -8,20 +8,32 @@ from typing import Any
 
 import pytest
 
+from service.schemas.embedding_fields import EMBEDDING_FIELDS
 from service.schemas.field_rules import FieldRule, Use, rule_for
 from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from service.schemas.response_fields import RESPONSE_FIELDS
 
-from .apps import SETTINGS, Client, check_error, serving
+from .apps import EMBEDDING, Client, check_error, serving
 from .constrained import ConstrainedEngine
 from .response_samples import ELSEWHERE, RESPONSE_SAMPLES, RESPONSE_TOOLS
 
-PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions", "response": "/v1/responses"}
-FIELDS = {"chat": CHAT_FIELDS, "completion": COMPLETION_FIELDS, "response": RESPONSE_FIELDS}
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "completion": "/v1/completions",
+    "response": "/v1/responses",
+    "embedding": "/v1/embeddings",
+}
+FIELDS = {
+    "chat": CHAT_FIELDS,
+    "completion": COMPLETION_FIELDS,
+    "response": RESPONSE_FIELDS,
+    "embedding": EMBEDDING_FIELDS,
+}
 BODIES: dict[str, dict[str, Any]] = {
     "chat": {"model": "org/m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "n": 2, "seed": 1},
     "completion": {"model": "org/m", "prompt": "hi", "max_tokens": 4, "n": 2, "seed": 1},
     "response": {"model": "org/m", "input": "hi", "max_output_tokens": 4, "seed": 1},
+    "embedding": {"model": "org/e", "input": "hi"},
 }
 TEXT = {"type": "text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
 PARSED = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
@@ -152,6 +164,13 @@ SAMPLES: dict[str, dict[str, list[Any]]] = {
         "suffix": ["x"],
     },
     "response": {**SHARED, "fan_out": [{"stop_after": 1}], **RESPONSE_SAMPLES},
+    "embedding": {
+        "model": ["org/e"],
+        "input": ["x", ["x", "y"], [1, 2], [[1], [2]]],
+        "encoding_format": ["float", "base64"],
+        "dimensions": [3],
+        "user": ["u"],
+    },
 }
 NEEDS: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
@@ -171,7 +190,7 @@ RESPONSE_NEEDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    settings = replace(SETTINGS, tool_parser="hermes", trust_request_chat_template=True)
+    settings = replace(EMBEDDING, tool_parser="hermes", trust_request_chat_template=True)
     with serving(settings, engine=ConstrainedEngine(settings.engine_config())) as client:
         yield client
 

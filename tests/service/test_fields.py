@@ -9,7 +9,7 @@ from typing import Any, Literal, NotRequired, Required, Union, get_args, get_ori
 
 import pytest
 from msgspec import inspect
-from openai.types import completion_create_params
+from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import ChatCompletionMessage, ParsedChatCompletionMessage, ParsedFunction, ParsedFunctionToolCall
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import (
@@ -24,6 +24,8 @@ from typing_extensions import get_type_hints, is_typeddict
 
 from service.schemas.chat import AssistantMessage, ChatCompletionRequest, ChatMessage
 from service.schemas.completions import CompletionRequest
+from service.schemas.embedding_fields import EMBEDDING_FIELDS
+from service.schemas.embeddings import EmbeddingCreateRequest
 from service.schemas.field_rules import Use, rule_for
 from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from service.schemas.fields_table import fields_table
@@ -32,7 +34,7 @@ from service.schemas.response_items import INPUT_ITEMS, PastText
 from service.schemas.responses import ResponseRequest
 from service.schemas.tools import CalledFunction, PastCall
 
-TAGS = {"chat": ("role", "type"), "completion": (), "response": ("type",)}
+TAGS = {"chat": ("role", "type"), "completion": (), "response": ("type",), "embedding": ()}
 """By which fields the kinds of nested objects are told apart."""
 
 ALWAYS_TAGGED = ("messages", "content", "input", "output", "tools", "summary", "format")
@@ -103,9 +105,20 @@ CASES = (
         response_create_params.ResponseCreateParamsNonStreaming,
         response_create_params.ResponseCreateParamsStreaming,
     )
+    + _sdk("embedding", embedding_create_params.EmbeddingCreateParams)
 )
-FIELDS = {"chat": CHAT_FIELDS, "completion": COMPLETION_FIELDS, "response": RESPONSE_FIELDS}
-STRUCTS = {"chat": ChatCompletionRequest, "completion": CompletionRequest, "response": ResponseRequest}
+FIELDS = {
+    "chat": CHAT_FIELDS,
+    "completion": COMPLETION_FIELDS,
+    "response": RESPONSE_FIELDS,
+    "embedding": EMBEDDING_FIELDS,
+}
+STRUCTS = {
+    "chat": ChatCompletionRequest,
+    "completion": CompletionRequest,
+    "response": ResponseRequest,
+    "embedding": EmbeddingCreateRequest,
+}
 
 
 def test_the_walk_sees_nested_fields() -> None:
@@ -114,6 +127,7 @@ def test_the_walk_sees_nested_fields() -> None:
     assert {"messages[user].content[text].text", "stream_options.include_usage", "messages[assistant].name"} <= paths
     assert {"messages[tool].tool_call_id", "web_search_options.user_location.approximate.city"} <= paths
     assert len(paths) > 80
+    assert {path for kind, path in CASES if kind == "embedding"} == set(EMBEDDING_FIELDS)
 
 
 @pytest.mark.parametrize("kind", FIELDS)
