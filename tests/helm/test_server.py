@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.helm.chart import CHART, ROOT, environment, only, rendered, server
+from tests.helm.test_monitoring import QUERIES, SELECTOR
 
 VALUES = ('engine.type="fake"', 'server.host="127.0.0.1"', 'apiKeys.existingSecret="keys"')
 KEY = "a-key-of-the-test"
@@ -86,6 +87,13 @@ def test_monitors_find_the_metrics_that_are_scaled_by(address: Address) -> None:
         names = set(re.findall(r"^(chorus_\w+)", answer.read().decode(), re.MULTILINE))
     assert {"chorus_sequences_running", "chorus_sequences_waiting"} <= names
     assert status(address.main + endpoint["path"]) in (401, 404)
+
+
+def test_the_running_server_has_every_metric_that_is_asked_for(address: Address) -> None:
+    with urllib.request.urlopen(address.metrics + "/metrics") as answer:
+        there = set(re.findall(r"^(\w+)", answer.read().decode(), re.MULTILINE))
+    asked = {name for _, query in QUERIES for name, _ in SELECTOR.findall(query)}
+    assert len(asked) > 20 and asked <= there, sorted(asked - there)
 
 
 def test_helm_test_asks_for_two_choices(address: Address) -> None:
