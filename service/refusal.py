@@ -30,11 +30,18 @@ def turn_away(
     """received_at: time.monotonic(). error: raised on purpose for the client, or an unexpected one. count: of such."""
     count(error)
     info, now = error_body(error), time.monotonic()
+    route = str(request.scope["path_template"])
     if services.tracing is not None:
-        route = str(request.scope["path_template"])
         turned = TurnedAway(route, _outcome(info), info.status, _name(error), received_at, now)
         services.tracing.refuse(turned, request.scope["headers"])
-    _log(request.scope["state"], info, error, key=request.auth.name, total_ms=round(1000 * (now - received_at)))
+    _log(
+        request.scope["state"],
+        info,
+        error,
+        key=request.auth.name,
+        route=route,
+        total_ms=round(1000 * (now - received_at)),
+    )
 
 
 def turn_away_stranger(metrics: Metrics, state: dict[str, Any], error: ApiError) -> None:

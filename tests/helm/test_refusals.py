@@ -69,6 +69,7 @@ REFUSALS = [
     ('extraVolumes=[{"name": "tmp", "emptyDir": {}}]', "tmp comes twice"),
     ('extraVolumeMounts=[{"name": "shm", "mountPath": "/tmp/"}]', "/tmp comes twice"),
     ('extraVolumeMounts=[{"name": "none", "mountPath": "/x"}]', "no volume of the pod"),
+    ('extraInitContainers=[{"name": "chorus", "image": "a:1"}]', "chorus comes twice"),
     ('cache.mountPath="/tmp"', "/tmp comes twice"),
     ('model={"source": "download", "id": "a/b", "mountPath": "/app"}', "/model/mountPath"),
     ("monitoring.port=8000", "server.port or service.port"),

@@ -163,6 +163,7 @@ def test_what_ends_before_there_is_a_job_has_its_line_and_its_place_in_the_count
     assert found["chorus_requests_total{outcome=refused}"] == 2, "a scrape without a key is no request for an answer"
     assert found["chorus_requests_total{outcome=error}"] == 1
     lines = [vars(record)["fields"] for record in caplog.records if record.getMessage() == "request"]
+    assert [line.get("route") for line in lines] == [None, CHAT, CHAT]
     told = [(line["request_id"], line.get("key"), line["outcome"], line["status"], line["error"]) for line in lines]
     assert told == [
         ("unknown", None, "refused", 401, "invalid_api_key"),

@@ -18,6 +18,9 @@ no list with the same name twice; elsewhere the last one would win without a wor
 {{- include "chorus.unique" (dict "what" "extraVolumes" "key" "name" "own" $volumes "more" .Values.extraVolumes) }}
 {{- $mounts := include "chorus.serverMounts" . | fromYamlArray }}
 {{- include "chorus.unique" (dict "what" "the server's mounts" "key" "mountPath" "own" $mounts "more" .Values.extraVolumeMounts) }}
+{{- $names := list (dict "name" "chorus") }}
+{{- if include "chorus.hasDownload" . }}{{ $names = append $names (dict "name" "download") }}{{ end }}
+{{- include "chorus.unique" (dict "what" "extraInitContainers" "key" "name" "own" $names "more" .Values.extraInitContainers) }}
 {{- $there := list }}
 {{- range concat $volumes (.Values.extraVolumes | default list) }}
 {{- $there = append $there .name }}
