@@ -84,9 +84,11 @@ async function askMetrics(state) {
     last = null;
     state.isReady &&= error.status !== 0;
     setText(byId("engine-note"), absence(error));
+    byId("charts").dataset.stale = "true";
     return;
   }
   setText(byId("engine-note"), "the last minute");
+  byId("charts").dataset.stale = "false";
   show(read(text));
 }
 

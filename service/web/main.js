@@ -2,6 +2,7 @@
 
 import { ApiError, apiKey, call } from "./api.js";
 import { curl, python } from "./code.js";
+import { arrange } from "./columns.js";
 import { byId, copy, element, number, plural, setText } from "./dom.js";
 import { watchEngine } from "./engine.js";
 import { check, clearProblems, complain, readRequest, setUpForm, showModels } from "./form.js";
@@ -32,7 +33,7 @@ async function send() {
   byId("empty").hidden = true;
   run = new Run(readRequest(), { changed: showProgress, failed: showError });
   byId("voices").replaceChildren(...run.voices.map((voice) => voice.root));
-  byId("voices").dataset.crowd = run.voices.length > 4 ? "many" : "few";
+  arrange();
   showBusy(true);
   if (byId("answers").getBoundingClientRect().top > innerHeight / 3) byId("answers").scrollIntoView();
   announce(`${plural(run.voices.length, "voice")} asked.`);
@@ -52,6 +53,7 @@ async function send() {
 /** Nothing came: what was there before is still of use. */
 function restore(answers) {
   byId("voices").replaceChildren(...answers);
+  arrange();
   setText(byId("summary"), "");
   byId("empty").hidden = answers.length > 0;
 }

@@ -8,7 +8,7 @@ const ENDS = {
   deadline: "out of time",
   cancelled: "stopped",
   error: "failed",
-  lost: "connection lost",
+  lost: "not all of it came",
 };
 
 export class Voice {
@@ -133,7 +133,7 @@ export class Voice {
       }
     }
     setText(this._count, this.tokens ? plural(this.tokens, "token") : "");
-    setText(this._rate, this.rate === null ? "" : `${number(this.rate, this.rate < 10 ? 1 : 0)} tok/s`);
+    setText(this._rate, this.rate === null ? "" : `${number(this.rate, this.rate < 9.95 ? 1 : 0)} tok/s`);
   }
 
   _name(action) {

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -169,6 +172,19 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_inline() -> None:
         )
         for module in re.findall(r'from "([^"]+)"', text):
             assert f"/playground/{module.removeprefix('./')}" in FILES
+
+
+def test_an_installation_has_the_files(tmp_path: Path) -> None:
+    """They are no modules: without a word in pyproject.toml a wheel, and so an image, would be without the page."""
+    source = tmp_path / "source"
+    shutil.copytree(FOLDER.parent, source / "service", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "LICENSE", "NOTICE", "README.md"):
+        shutil.copy(FOLDER.parents[1] / name, source)
+    build = [sys.executable, "-c", "import setuptools; setuptools.setup()", "build_py", "--build-lib", "../built"]
+    done = subprocess.run(build, cwd=source, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    built = {path.name: path.read_bytes() for path in (tmp_path / "built" / "service" / "web").iterdir()}
+    assert built == {path.name: path.read_bytes() for path in FOLDER.iterdir()}
 
 
 def test_every_module_is_announced_by_the_page() -> None:
