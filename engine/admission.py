@@ -64,6 +64,8 @@ def token_limits(request: Request, info: EngineInfo) -> tuple[tuple[int, ...], l
     """The prompt's tokens, and how many each choice may add. Raises RequestTooLarge, UnsupportedByEngine."""
     if not isinstance(request.prompt, TokenPrompt):
         raise UnsupportedByEngine(Capability.TEXT_IN)
+    if request.kv_transfer_params is not None and Capability.KV_TRANSFER not in info.capabilities:
+        raise UnsupportedByEngine(Capability.KV_TRANSFER)
     token_ids = request.prompt.token_ids
     if not token_ids:
         raise RequestTooLarge("the prompt has no tokens", "prompt")

@@ -3,8 +3,9 @@
 The token of a choice with seed s at output position k, for a prompt of P tokens, is ord("a") + (s + k + P) % 26; at
 temperature 0 s counts as 0. A logit_bias of 100 or -100 forces or bans a token. Of the likeliest tokens the drawn one
 is the first, and each letter after it is less likely by 1. So it is with the prompt's tokens, of which the one at
-position p has a log probability of -p. Of an input's vector the number at place d is how many of its tokens have an id
-that leaves d when divided by 8; then it is scaled to the length 1.
+position p has a log probability of -p. What a request says of transfers comes back with each choice's seed. Of an
+input's vector the number at place d is how many of its tokens have an id that leaves d when divided by 8; then it is
+scaled to the length 1.
 
 It is scheduled like a real one: a bounded queue with atomic admission, waves of max_num_seqs, prefill in chunks of
 max_num_batched_tokens; a choice whose reader is behind is passed over, and gives its place to one that waits. A running
@@ -70,6 +71,7 @@ CAPABILITIES = frozenset(
         Capability.BITWISE,
         Capability.PROMPT_LOGPROBS,
         Capability.SHARED_PROMPT,
+        Capability.KV_TRANSFER,
     }
 )
 
@@ -340,6 +342,9 @@ class FakeEngine:
 
     def _end(self, choice: _Choice, update: ChoiceUpdate) -> None:
         self._forget(choice)
+        transfer = choice.prompt.request.kv_transfer_params
+        if transfer is not None:
+            update.kv_transfer_params = {**transfer, "seed": choice.params.seed}
         choice.stream.deliver(update)
 
     def _admit(self, batch: Sequence[Request]) -> list[_Choice]:

@@ -29,7 +29,6 @@ from engine.api import (
     Request,
     RequestTooLarge,
     TokenPrompt,
-    UnsupportedByEngine,
 )
 from engine.config import EngineConfig, ModelLoadError, VllmOptions
 from engine.core import StepCore
@@ -90,8 +89,6 @@ class VllmEngine(SteppedEngine):
             raise RequestTooLarge(
                 f"vLLM draws at least one token, and the prompt fills the context of {limit}", "prompt"
             )
-        if request.kv_transfer_params is not None and Capability.KV_TRANSFER not in self._info.capabilities:
-            raise UnsupportedByEngine(Capability.KV_TRANSFER)
 
     # -- on other threads
 

@@ -52,8 +52,8 @@ class ChoiceEvent:
     stop string. num_tokens: how many, None from an engine that does not say; num_reasoning_tokens: of them.
     stop_reason: the stop string or token id. entries: where log probabilities were asked for, of the tokens whose text
     is out; over all events one for each token that counts. error: what the client is told where the end_reason is
-    ERROR. calls: what the parser made of the text that is neither content nor reasoning. ordered:
-    where there are calls, all of it in its order.
+    ERROR. calls: what the parser made of the text that is neither content nor reasoning. ordered: where there are
+    calls, all of it in its order. kv_transfer_params: as the engine says it.
     """
 
     index: int
@@ -68,6 +68,7 @@ class ChoiceEvent:
     calls: tuple[ToolCallStart | ToolCallArguments, ...] = ()
     num_reasoning_tokens: int = 0
     ordered: tuple[Piece, ...] = ()
+    kv_transfer_params: dict[str, object] | None = None
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -203,6 +204,7 @@ class ChoiceText:
             calls=calls,
             num_reasoning_tokens=said.num_reasoning_tokens,
             ordered=tuple(pieces) if calls else (),
+            kv_transfer_params=update.kv_transfer_params,
         )
 
     @property

@@ -101,6 +101,7 @@ class ChatPresenter(ChoicesPresenter):
             choices=[self._choice(part) for part in parts],
             usage=self.usage(),
             fan_out=self._all_results,
+            kv_transfer_params=self._transfer(parts),
             **self._prompt_facts(0),
         )
 
@@ -150,7 +151,8 @@ class CompletionPresenter(ChoicesPresenter):
         return self._completion([], usage, self._all_results)
 
     def _body(self, parts: Sequence[Part]) -> Struct:
-        return self._completion([self._choice(part) for part in parts], self.usage(), self._all_results)
+        body = self._completion([self._choice(part) for part in parts], self.usage(), self._all_results)
+        return replace(body, kv_transfer_params=self._transfer(parts))
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None, fan_out: FanOutResult | UnsetType

@@ -40,6 +40,7 @@ class ChoiceFacts(TypedDict):
     end_reason: str
     error: ErrorDetail | UnsetType
     details: ChoiceDetails | UnsetType
+    kv_transfer_params: dict[str, object] | UnsetType
 
 
 class PromptFacts(TypedDict, total=False):
@@ -182,6 +183,7 @@ class ChoicesPresenter(Presenter):
             "end_reason": event.end_reason.value,
             "error": event.error or UNSET,
             "details": self._fan_out.details(event.index) or UNSET,
+            "kv_transfer_params": event.kv_transfer_params or UNSET,
         }
 
     @property
@@ -203,6 +205,11 @@ class ChoicesPresenter(Presenter):
         if show.prompt_logprobs is not None:
             facts["prompt_logprobs"] = prompt_logprobs(token_ids, told, show.prompt_logprobs, self._tokenizer)
         return facts
+
+    def _transfer(self, parts: Sequence[Part]) -> dict[str, object] | UnsetType:
+        """Of the only choice, where vLLM's own server says it."""
+        end = parts[0].end if len(parts) == 1 else None
+        return (end and end.kv_transfer_params) or UNSET
 
     def _prompt_ids(self, prompt: int) -> tuple[int, ...]:
         given = self._job.batch[prompt].prompt

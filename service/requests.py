@@ -101,6 +101,7 @@ def make_job(
     info, caller = services.engine.info, arrival.caller
     check_constraint(plan.constraint, info)
     _check_prompt_logprobs(plan, sum(map(len, prompts)), info)
+    _check_transfer(request, info)
     for token_ids in prompts:
         _check_prompt(token_ids, plan, info)
         _check_context(len(token_ids), request, plan, info.max_model_len)
@@ -115,6 +116,7 @@ def make_job(
         cache_namespace=caller.owner if request.cache_salt is None else f"{caller.owner}\0{request.cache_salt}",
         prompt_logprobs=plan.show.num_prompt_logprobs,
         checked=plan.checked,
+        kv_transfer_params=request.kv_transfer_params,
     )
     return GenerationJob(
         kind=plan.kind,
@@ -155,6 +157,12 @@ def _check_prompt_logprobs(plan: Plan, num_tokens: int, info: api.EngineInfo) ->
     if (total := num_tokens * plan.n * (count + 1)) > MAX_PROMPT_LOGPROBS:
         message = f"`{param}` asks for {total} log probabilities; at most {MAX_PROMPT_LOGPROBS} are told at once."
         raise invalid(message, param)
+
+
+def _check_transfer(request: SamplingFields, info: api.EngineInfo) -> None:
+    if request.kv_transfer_params is not None and api.Capability.KV_TRANSFER not in info.capabilities:
+        message = "Unsupported parameter: `kv_transfer_params`: this engine moves no keys and values between machines."
+        raise invalid(message, "kv_transfer_params", "unsupported_parameter")
 
 
 def _check_prompt(token_ids: Sequence[int], plan: Plan, info: api.EngineInfo) -> None:

@@ -150,6 +150,7 @@ class ChatChoice(Struct, kw_only=True, frozen=True):
     end_reason: str | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
     details: ChoiceDetails | UnsetType = UNSET
+    kv_transfer_params: dict[str, JsonValue] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -161,6 +162,7 @@ class ChatCompletion(Struct, kw_only=True, frozen=True):
     choices: list[ChatChoice]
     usage: Usage
     fan_out: FanOutResult | UnsetType = UNSET
+    kv_transfer_params: dict[str, JsonValue] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
@@ -197,6 +199,7 @@ class ChatChunkChoice(Struct, kw_only=True, frozen=True):
     end_reason: str | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
     details: ChoiceDetails | UnsetType = UNSET
+    kv_transfer_params: dict[str, JsonValue] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 

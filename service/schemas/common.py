@@ -69,6 +69,7 @@ class SamplingFields(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     bad_words: Annotated[list[BadWord], Meta(max_length=1000)] | None = None
     max_streaming_response_tokens: Annotated[int, Meta(ge=1)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    kv_transfer_params: dict[str, JsonValue] | None = None
 
 
 class PromptTokensDetails(Struct, kw_only=True, frozen=True):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from service.schemas.common import ErrorDetail, FinishReason, SamplingFields, StopReason, Usage
+from service.schemas.common import ErrorDetail, FinishReason, JsonValue, SamplingFields, StopReason, Usage
 from service.schemas.fan_out import ChoiceDetails, FanOutResult
 from service.schemas.logprobs import CompletionLogprobs, PromptLogprobs
 
@@ -36,6 +36,7 @@ class CompletionChoice(Struct, kw_only=True, frozen=True):
     end_reason: str | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
     details: ChoiceDetails | UnsetType = UNSET
+    kv_transfer_params: dict[str, JsonValue] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -51,3 +52,4 @@ class Completion(Struct, kw_only=True, frozen=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     fan_out: FanOutResult | UnsetType = UNSET
+    kv_transfer_params: dict[str, JsonValue] | UnsetType = UNSET

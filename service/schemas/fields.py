@@ -43,6 +43,7 @@ SHARED: dict[str, FieldRule] = {
     "bad_words": honoured("extension: texts, 4 KiB together, that occur in no answer, however it is cut into tokens"),
     "max_streaming_response_tokens": honoured("extension: so many tokens make a chunk; with `stream`"),
     "prompt_logprobs": honoured("extension: 0 to 20; of each token of the prompt, and of so many likeliest there"),
+    "kv_transfer_params": honoured("extension: for vLLM's connector, where there is one; a choice's end has its own"),
     "structured_outputs": honoured("extension: what the text must be; exactly one of its fields"),
     "structured_outputs.json": honoured("a JSON schema, as an object or as its text"),
     "structured_outputs.json_object": honoured("true: a JSON object"),

@@ -215,6 +215,7 @@ RESPONSE_FIELDS: Mapping[str, FieldRule] = {
     "stream_options.continuous_usage_stats": refused(_UNNUMBERED, False),
     "return_token_ids": refused(_UNNUMBERED, False),
     "prompt_logprobs": refused(_UNNUMBERED),
+    "kv_transfer_params": refused(_UNNUMBERED),
     "user": no_op("repeated in the answer"),
     **_INPUT,
     "instructions": honoured("the system message; not those of an earlier response"),

@@ -77,6 +77,7 @@ SHARED: dict[str, list[Any]] = {
     "return_token_ids": [True],
     "truncate_prompt_tokens": [9],
     "cache_salt": ["s"],
+    "kv_transfer_params": [{"do_remote_decode": True}],
     "allowed_token_ids": [[1]],
     "bad_words": [["x"]],
     "max_streaming_response_tokens": [4],
