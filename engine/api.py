@@ -7,7 +7,7 @@ choice is a `ChoiceStream`. What leaves the `async with` is aborted, and its mem
 from __future__ import annotations
 
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -88,6 +88,15 @@ class InvalidConstraint(EngineError):
         self.param = param
 
 
+class RequestRejected(EngineError):
+    """A server that the request was passed on to refuses it for good. param, code: as it says."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
 class UnsupportedByEngine(EngineError):
     """The engine lacks a capability that the request needs."""
 
@@ -120,7 +129,9 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    messages: tuple[dict[str, object], ...]
+    """messages: as OpenAI writes them."""
+
+    messages: tuple[Mapping[str, object], ...]
 
 
 Prompt = TokenPrompt | TextPrompt | ChatPrompt
@@ -261,6 +272,7 @@ class Request:
     best in their places; such a prompt is computed whole, whatever the cache has. checked: what has to compile although
     no choice is held to it, on engines that have constraints. kv_transfer_params: where keys and values are to come
     from or to go to, in the words of the engine's connector; needs Capability.KV_TRANSFER.
+    sent: fields as the client sent them, for engines that pass requests on; they go before what the parameters say.
     """
 
     model: str
@@ -272,6 +284,7 @@ class Request:
     prompt_logprobs: int | None = None
     checked: tuple[Constraint, ...] = ()
     kv_transfer_params: dict[str, object] | None = None
+    sent: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,14 +296,50 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class TextLogprobs:
+    """TokenLogprobs of an engine that tells no ids: tokens by their exact bytes."""
+
+    token: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """What is added to a call. index: 0, 1, ... over the calls of a choice. id, name: with a call's first delta only.
+    arguments: they concatenate to JSON text.
+    """
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """What an update of an engine without `tokens_out` has beside its text, which is content then.
+
+    num_tokens: a guess until the last update, which may take some back so that the sum is what the engine says.
+    """
+
+    num_tokens: int = 0
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
+    logprobs: tuple[TextLogprobs, ...] = ()
+    num_reasoning_tokens: int = 0
+
+
 @dataclass(slots=True)  # one a token, and a frozen one takes four times as long to make
 class ChoiceUpdate:
     """What one engine step made for one choice. Nobody changes it.
 
-    Engines with `tokens_out` fill token_ids, others text. The last update of a choice, and no other, has an end_reason;
-    it may carry tokens as well. stop_reason: the stop token id that ended it, None for end of sequence; such a token is
-    the last of token_ids and is not text. error: message for the client when end_reason is ERROR. kv_transfer_params:
-    on the last one, what an engine with KV_TRANSFER says of where its keys and values are.
+    Engines with `tokens_out` fill token_ids, others text and delta. The last update of a choice, and no other, has an
+    end_reason; it may carry tokens as well. stop_reason: the stop token id that ended it, None for end of sequence;
+    such a token is the last of token_ids and is not text. error: message for the client when end_reason is ERROR;
+    cause: what the client is told instead, where a failed choice is not all there is to it. kv_transfer_params: on the
+    last one, what an engine with KV_TRANSFER says of where its keys and values are.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -300,6 +349,8 @@ class ChoiceUpdate:
     stop_reason: int | str | None = None
     error: str | None = None
     kv_transfer_params: dict[str, object] | None = None
+    delta: TextDelta | None = None
+    cause: EngineError | None = None
 
 
 class ChoiceStream(Protocol):
@@ -411,14 +462,28 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class UpstreamHealth:
+    """One of the servers that requests are passed on to. name: host and port. is_up: it answers, and has the model.
+    is_open: its circuit is, so that it gets nothing for a while. num_choices: of ours that it has now. requests: those
+    that have ended, by what came of them.
+    """
+
+    name: str
+    is_up: bool
+    is_open: bool
+    num_choices: int
+    requests: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineHealth:
     """Answered without the engine, at any time.
 
     reason: why the state is not READY. last_step_age: seconds since the engine last made progress while it has work,
     None while it has none. pages_*: KV pages; free + cached + held is the pool. prefix_tokens_*: of prompts as they
     began, and those of them that the cache had. *draft_tokens: guessed, and those of them that came true.
-    num_embedding_inputs: admitted and not computed yet. embedding_tokens: computed. stats: not of this moment but the
-    engine's own, which go on counting.
+    num_embedding_inputs: admitted and not computed yet. embedding_tokens: computed. upstreams: of an engine that has
+    such. stats: not of this moment but the engine's own, which go on counting.
     """
 
     state: EngineState
@@ -439,6 +504,7 @@ class EngineHealth:
     accepted_draft_tokens: int = 0
     num_embedding_inputs: int = 0
     embedding_tokens: int = 0
+    upstreams: tuple[UpstreamHealth, ...] = ()
     stats: EngineStats = field(default_factory=EngineStats)
 
 
@@ -459,7 +525,7 @@ class StepRecord:
 
 
 class Engine(Protocol):
-    """Implementations: EngineThread (torch, native), VllmEngine, FakeEngine; one contract suite runs over them all."""
+    """EngineThread (torch, native), VllmEngine, UpstreamEngine, FakeEngine; one contract suite runs over them all."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -485,7 +551,7 @@ class Engine(Protocol):
 
     def submit(self, batch: Sequence[Request]) -> AbstractAsyncContextManager[Submission]:
         """Admit all choices of all requests, or raise EngineNotReady, EngineOverloaded, RequestTooLarge, EngineDead,
-        InvalidConstraint, UnsupportedByEngine.
+        InvalidConstraint, RequestRejected, UnsupportedByEngine.
 
         Leaving the context aborts what is left and waits, for a bounded time, until the engine has let go.
         """

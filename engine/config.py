@@ -67,3 +67,19 @@ class VllmOptions:
         """Those that are given, as vLLM's EngineArgs take them."""
         given = ((option.name, getattr(self, option.name)) for option in fields(self))
         return {name: value for name, value in given if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamConfig:
+    """Servers that requests are passed on to. urls: without /v1. model: its name there, None for the first that one of
+    them lists. max_retries: further tries of a choice that has made nothing yet. idle_timeout: seconds of silence
+    within an answer. All times are seconds.
+    """
+
+    urls: tuple[str, ...]
+    model: str | None = None
+    api_key: str | None = None
+    connect_timeout: float = 5.0
+    idle_timeout: float = 120.0
+    poll_seconds: float = 2.0
+    max_retries: int = 2

@@ -25,6 +25,10 @@ def build_engine(settings: Settings) -> Engine:
             from engine.vllm import VllmEngine
 
             return VllmEngine(config, settings.vllm_options(), _load_embedder)
+        case "upstream":
+            from engine.upstream.engine import UpstreamEngine
+
+            return UpstreamEngine(config, settings.upstream_config())
         case _:
             raise SettingsError(f"CHORUS_ENGINE={settings.engine} is not supported by this version")
 

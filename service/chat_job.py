@@ -17,6 +17,7 @@ from service.job import Arrival, GenerationJob, Kind
 from service.lifespan import Services
 from service.messages import RenderedMessage
 from service.parsers import REASONING_PARSERS, OutputParser, ReasoningParser
+from service.passing import passed_chat
 from service.requests import Plan, make_job, wanted_tokens
 from service.sampling import show_rules, text_rules
 from service.schemas.common import SamplingFields
@@ -49,6 +50,15 @@ class Turn:
 
 async def make_chat_job(request: SamplingFields, turn: Turn, services: Services, arrival: Arrival) -> GenerationJob:
     """Raises ApiError (400) naming the field, EngineNotReady and EngineDead."""
+    if services.passes_text:
+        plan, prompt = passed_chat(request, turn, services.settings, arrival.caller)
+    else:
+        plan, prompt = await _tokenised(request, turn, services)
+    job = make_job(request, plan, [prompt], services, arrival)
+    return replace(job, asked=turn.messages) if services.keeps_content else job
+
+
+async def _tokenised(request: SamplingFields, turn: Turn, services: Services) -> tuple[Plan, api.Prompt]:
     tools, constraint = turn.tools, _constraint(turn)
 
     def prompt(messages: Sequence[RenderedMessage]) -> Awaitable[tuple[list[int], str]]:
@@ -83,8 +93,7 @@ async def make_chat_job(request: SamplingFields, turn: Turn, services: Services,
         checked=() if tools is None else tools.checked,
         response=turn.response,
     )
-    job = make_job(request, plan, [token_ids], services, arrival)
-    return replace(job, asked=turn.messages) if services.keeps_content else job
+    return plan, api.TokenPrompt(tuple(token_ids))
 
 
 def _constraint(turn: Turn) -> api.Constraint | None:
@@ -127,6 +136,6 @@ def check_num_messages(num_messages: int, param: Literal["messages", "input"], s
     """A message is a token at least: a hundred thousand of them need no rendering to be too many."""
     services.check_ready()
     limit = services.engine.info.max_model_len
-    if num_messages > limit:
+    if limit and num_messages > limit:
         message = f"This model's context length is {limit} tokens. However, {num_messages} messages were sent."
         raise invalid(message, param, CONTEXT_LENGTH_EXCEEDED)

@@ -10,6 +10,7 @@ from service.errors import ApiError, invalid
 from service.model_parsers import ModelParsers
 from service.sampling import given
 from service.schemas.chat import AssistantMessage, ChatCompletionRequest, ChatTemplateKwargs
+from service.settings import Settings
 from service.templates import TemplateOptions, knows
 from service.tools import ToolUse
 
@@ -46,6 +47,13 @@ def template_wish(request: ChatCompletionRequest) -> TemplateWish:
         generation_prompt=request.add_generation_prompt,
         continues=continues,
     )
+
+
+def check_own_template(own: str | None, settings: Settings) -> None:
+    """Raises ApiError (400) where the operator does not take templates from clients."""
+    if own is not None and not settings.trust_request_chat_template:
+        message = "Unsupported parameter: `chat_template`: the operator of this server has not allowed it."
+        raise invalid(message, "chat_template", "unsupported_parameter")
 
 
 def template_options(

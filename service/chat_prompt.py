@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from service.call_forms import CALL_FORMS, COMMON_FORM
-from service.chat_options import TemplateWish, template_options
+from service.chat_options import TemplateWish, check_own_template, template_options
 from service.errors import invalid
 from service.lifespan import Services
 from service.messages import RenderedMessage
@@ -31,9 +31,7 @@ async def chat_prompt(
 ) -> tuple[list[int], str]:
     """Token ids, and the text of the last of them. Raises ApiError (400)."""
     own, tokenizer = wish.own, services.ready_tokenizer()
-    if own is not None and not services.settings.trust_request_chat_template:
-        message = "Unsupported parameter: `chat_template`: the operator of this server has not allowed it."
-        raise invalid(message, "chat_template", "unsupported_parameter")
+    check_own_template(own, services.settings)
     source = tokenizer.chat_template if own is None else own
     options = template_options(wish, tools, services.parsers, source)
     form = CALL_FORMS.get(services.parsers.tools or "", CALL_FORMS[COMMON_FORM])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from engine.api import ChoiceFailed, ChoiceUpdate, EndReason
+from engine.api import CallDelta, ChoiceFailed, ChoiceUpdate, EndReason, TextDelta
 from service.detokenizer import IncrementalDetokenizer, StopMatch, StopMatcher, StopStrings
 from service.errors import error_body
 from service.logs import log_unexpected
@@ -122,12 +122,12 @@ class ChoiceText:
 
     def _advance(self, update: ChoiceUpdate) -> ChoiceEvent:
         if update.end_reason is EndReason.ERROR:
-            raise ChoiceFailed(update.error or "the choice could not go on")
-        if self._is_plain and update.end_reason is None and not update.logprobs and not update.text:
+            raise update.cause or ChoiceFailed(update.error or "the choice could not go on")
+        if self._is_plain and update.end_reason is None and not update.logprobs and update.delta is None:
             return self._plain_event(update.token_ids)
         said = _Said()
-        if update.text:
-            said.stop = self._feed(update.text, said)
+        if update.delta is not None:
+            said.stop = self._feed_text(update.text, update.delta, said)
         for position in range(len(update.token_ids)):
             said.stop = self._feed(self._piece(update, position), said)
             said.num_tokens += 1
@@ -160,6 +160,23 @@ class ChoiceText:
             end = self._num_made + self._detokenizer.is_inside_character
             self._entries.add(update.logprobs[position], start, end)
         return piece
+
+    def _feed_text(self, text: str, delta: TextDelta, said: _Said) -> str | None:
+        """The stop string that text of the engine's own completes. Its tokens stand one behind the other in it."""
+        start = self._num_made
+        self._num_made += len(text)
+        for entry in delta.logprobs:
+            end = min(start + len(entry.token.decode(errors="replace")), self._num_made)
+            self._entries.add(entry, start, end)
+            start = end
+        said.num_tokens += delta.num_tokens
+        said.num_reasoning_tokens += delta.num_reasoning_tokens
+        if delta.reasoning:
+            said.pieces.append(ReasoningDelta(delta.reasoning))
+        stop = self._feed(text, said) if text else None
+        if stop is None:
+            said.pieces += [piece for call in delta.calls for piece in _call_pieces(call)]
+        return stop
 
     def _feed(self, piece: str, said: _Said) -> str | None:
         """The stop string that it completes. They count in what comes after the first min_tokens tokens."""
@@ -196,7 +213,7 @@ class ChoiceText:
             self._index,
             "".join(piece.text for piece in said.pieces if isinstance(piece, ContentDelta)),
             update.token_ids[: said.num_tokens],
-            said.num_tokens if update.token_ids or not update.text else None,
+            said.num_tokens,
             end_reason,
             stop_reason,
             self._entries.take_all(self._num_passed) if has_ended else self._entries.take(self._num_out),
@@ -218,6 +235,13 @@ class ChoiceText:
         said = _Said()
         self._pass(self._matcher.flush(), said)
         return replace(self._event(said, ChoiceUpdate(), EndReason.ERROR, None), error=info.detail())
+
+
+def _call_pieces(call: CallDelta) -> Iterator[ToolCallStart | ToolCallArguments]:
+    if call.name is not None:
+        yield ToolCallStart(call.index, call.id or "", call.name)
+    if call.arguments:
+        yield ToolCallArguments(call.index, call.arguments)
 
 
 @dataclass(slots=True)

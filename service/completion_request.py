@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from engine.api import Prompt, TokenPrompt
 from service.detokenizer import IncrementalDetokenizer
 from service.errors import invalid
 from service.infill import infilled
 from service.job import Arrival, Echo, GenerationJob
 from service.lifespan import Services
+from service.passing import passed_echo, passed_fields, passed_prompt
 from service.prompts import forms
 from service.requests import Plan, check_common, fan_out_of, in_thread, make_job
 from service.sampling import check_sampling, given, show_rules, text_rules, truncated
@@ -41,7 +43,14 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
         pairs = zip(prompts, encoded, strict=True)
         return encoded, tuple(_echo(prompt, token_ids, tokenizer, with_offsets) for prompt, token_ids in pairs)
 
-    token_ids, echo = await in_thread(encode, services)
+    sent: dict[str, object] | None = None
+    engine_prompts: list[Prompt]
+    if services.passes_text:
+        sent = passed_fields(request, arrival.caller) | ({"suffix": request.suffix} if request.suffix else {})
+        engine_prompts, echo = list(map(passed_prompt, prompts)), passed_echo(request, prompts)
+    else:
+        token_ids, echo = await in_thread(encode, services)
+        engine_prompts = [TokenPrompt(tuple(ids)) for ids in token_ids]
     plan = Plan(
         "completion",
         "cmpl-",
@@ -52,9 +61,10 @@ async def prepare_completion(request: CompletionRequest, services: Services, arr
         replace(fan_out, rank=True, keep=given(request.n, 1)) if has_best else fan_out,
         replace(show_rules(request, request.logprobs), renumbered=has_best, echo=echo),
         text_rules(request, continues=True),
-        constraint,
+        constraint if sent is None else None,
+        sent=sent,
     )
-    job = make_job(request, plan, token_ids, services, arrival)
+    job = make_job(request, plan, engine_prompts, services, arrival)
     if not services.keeps_content:
         return job
     texts = [prompt if isinstance(prompt, str) else json.dumps(prompt) for prompt in prompts]

@@ -73,7 +73,7 @@ def _check_model(model: str, services: Services) -> None:
     if services.engine.info.embedding is None:
         message = "This server makes no embeddings: its operator has set no CHORUS_EMBEDDING_MODEL."
         raise ApiError(ErrorInfo(404, message, param="model", code="model_not_found"))
-    if model == settings.served_model_name:
+    if model == services.model_name:
         raise invalid(f"The model `{model}` makes no embeddings.", "model")
     if model != settings.served_embedding_model_name:
         raise model_not_found(model)

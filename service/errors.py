@@ -20,6 +20,7 @@ from engine.api import (
     EngineNotReady,
     EngineOverloaded,
     InvalidConstraint,
+    RequestRejected,
     RequestTooLarge,
     UnsupportedByEngine,
 )
@@ -139,6 +140,8 @@ def _engine_error(exc: EngineError) -> ErrorInfo:
             return ErrorInfo(400, message, INVALID, exc.param, code)
         case InvalidConstraint():
             return ErrorInfo(400, message, INVALID, exc.param)
+        case RequestRejected():
+            return ErrorInfo(400, message, INVALID, exc.param, exc.code)
         case UnsupportedByEngine():
             return ErrorInfo(400, message, INVALID, code="unsupported")
         case EngineDead():

@@ -14,7 +14,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
-from engine.api import EngineError, Submission, TokenPrompt
+from engine.api import ChatPrompt, EngineError, Prompt, Submission, TextPrompt, TokenPrompt
 from service.choice_text import ChoiceEvent
 from service.errors import ApiError, error_body
 from service.fan_out import FanOut
@@ -27,11 +27,14 @@ from service.running import RunningRequest
 from service.schemas.common import Usage
 from service.tokenizer import Tokenizer
 from service.transcript import Transcript
-from service.writers import BodyWriter, StreamWriter, Writer
+from service.writers import BodyWriter, StreamWriter, Writer, encoder
 
 if TYPE_CHECKING:
     from service.job import GenerationJob
     from service.lifespan import Services
+
+BYTES_PER_TOKEN = 4
+"""Of text, more or less: limits are held to this until the engine has counted."""
 
 CLIENT_GONE = 499
 """Logged as the status of a request whose client left before the headers; nginx's number."""
@@ -182,8 +185,8 @@ class GenerationResponse(ASGIResponse):
 
     @property
     def _num_prompt_tokens(self) -> int:
-        prompts = (request.prompt for request in self._job.batch)
-        return sum(len(prompt.token_ids) for prompt in prompts if isinstance(prompt, TokenPrompt))
+        """Of all prompts; a guess where the engine has the tokenizer."""
+        return sum(map(_num_tokens, (request.prompt for request in self._job.batch)))
 
     def _outcome(self) -> Outcome:
         if self._failure is None:
@@ -196,7 +199,9 @@ class GenerationResponse(ASGIResponse):
         usage = None if self._presenter is None else self._presenter.usage()
         finished = self._finished(outcome, usage)
         self._count(finished)
-        self._services.quotas.spend(job.caller, 0 if usage is None else usage.completion_tokens)
+        if usage is not None:
+            unforeseen = max(0, usage.prompt_tokens - self._num_prompt_tokens)
+            self._services.quotas.spend(job.caller, usage.completion_tokens + unforeseen)
         log_event(
             logger,
             "request",
@@ -247,6 +252,16 @@ class GenerationResponse(ASGIResponse):
         if self._has_started:
             return self.status_code
         return CLIENT_GONE if self._failure is None else error_body(self._failure).status
+
+
+def _num_tokens(prompt: Prompt) -> int:
+    match prompt:
+        case TokenPrompt(token_ids):
+            return len(token_ids)
+        case TextPrompt(text):
+            return len(text.encode()) // BYTES_PER_TOKEN
+        case ChatPrompt(messages):
+            return len(encoder.encode(messages)) // BYTES_PER_TOKEN
 
 
 async def cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope, watch: anyio.CancelScope) -> None:

@@ -12,7 +12,8 @@ import anyio
 from anyio.abc import TaskStatus
 from litestar import Litestar
 
-from engine.api import Engine, EngineDead, EngineNotReady, EngineState
+from engine.api import Capability, Engine, EngineDead, EngineNotReady, EngineState
+from service.call_forms import COMMON_FORM
 from service.finished import Recorder
 from service.limits import Quotas
 from service.logs import log_event
@@ -21,7 +22,7 @@ from service.model_parsers import ModelParsers, parsers_of
 from service.running import RunningEmbedding, RunningRequests
 from service.settings import Settings
 from service.template_workers import TemplateWorkers
-from service.tokenizer import Encoder, Tokenizer, load_encoder, load_tokenizer
+from service.tokenizer import Encoder, NoTokenizer, Tokenizer, load_encoder, load_tokenizer
 
 logger = logging.getLogger("chorus.lifespan")
 
@@ -92,6 +93,19 @@ class Services:
         if self.tokenizer is None:
             raise EngineNotReady("the tokenizer is loading")
 
+    @property
+    def passes_text(self) -> bool:
+        """Requests go on to the engine as they come, since it has the tokenizer."""
+        return Capability.TEXT_IN in self.engine.info.capabilities
+
+    @property
+    def model_name(self) -> str:
+        """What requests give as `model`. Raises EngineDead or EngineNotReady while only the engine could know it."""
+        name = self.engine.info.model
+        if not name:
+            self.check_ready()
+        return name
+
     def ready_tokenizer(self) -> Tokenizer:
         """Raises EngineDead or EngineNotReady while requests cannot be served."""
         self.check_ready()
@@ -134,6 +148,11 @@ async def _load_tokenizer(services: Services) -> None:
     except EngineDead:
         return  # _run_engine tells
     info = services.engine.info
+    if services.passes_text:
+        services.parsers = ModelParsers(COMMON_FORM)  # calls may be had; whose form they have is the engine's affair
+        services.tokenizer = NoTokenizer()
+        _log_ready(services, started)
+        return
     try:
         tokenizer = await anyio.to_thread.run_sync(load_tokenizer, info.model_path, limiter=services.tokenizer_limiter)
         if info.embedding is not None:
@@ -146,6 +165,11 @@ async def _load_tokenizer(services: Services) -> None:
     settings = services.settings
     services.parsers = parsers_of(tokenizer, settings.tool_parser, settings.reasoning_parser)
     services.tokenizer = tokenizer
+    _log_ready(services, started)
+
+
+def _log_ready(services: Services, started: float) -> None:
+    info = services.engine.info
     log_event(
         logger,
         "ready",

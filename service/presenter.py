@@ -53,7 +53,7 @@ class Presenter(ABC):
             completion_tokens=self._num_completion_tokens,
             total_tokens=prompt_tokens + self._num_completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=cached_tokens),
-            completion_tokens_details=reasoning if self._job.show.reasoning else UNSET,
+            completion_tokens_details=reasoning if self._job.show.reasoning or self._num_reasoning_tokens else UNSET,
         )
 
     def count(self, event: ChoiceEvent) -> None:

@@ -29,13 +29,18 @@ from service.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
+UNKNOWN_VOCAB_SIZE = 2**31
+"""Where only the server that a request is passed on to knows it."""
+
 MAX_PROMPT_LOGPROBS = 500_000
 """In one answer: some tens of megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the endpoints differ in. *_param: the fields to blame, as the client named them. response: as in a job."""
+    """What the endpoints differ in. *_param: the fields to blame, as the client named them. response: as in a job.
+    sent: fields that go on to the engine as they came, None where it gets tokens.
+    """
 
     kind: Kind
     id_prefix: str
@@ -49,10 +54,11 @@ class Plan:
     constraint: api.Constraint | None
     checked: tuple[api.Constraint, ...] = ()
     response: Response | None = None
+    sent: Mapping[str, object] | None = None
 
 
 def check_common(request: SamplingFields, services: Services, fields: Mapping[str, FieldRule]) -> None:
-    if request.model != services.settings.served_model_name:
+    if request.model != services.model_name:
         raise model_not_found(request.model)
     for name, rule in fields.items():
         if rule.use is Use.REFUSED and "[" not in name:
@@ -96,34 +102,37 @@ async def in_thread(encode: Callable[[Tokenizer], T], services: Services) -> T:
 
 
 def make_job(
-    request: SamplingFields, plan: Plan, prompts: list[list[int]], services: Services, arrival: Arrival
+    request: SamplingFields, plan: Plan, prompts: Sequence[api.Prompt], services: Services, arrival: Arrival
 ) -> GenerationJob:
+    """Raises ApiError (400)."""
     info, caller = services.engine.info, arrival.caller
     check_constraint(plan.constraint, info)
-    _check_prompt_logprobs(plan, sum(map(len, prompts)), info)
+    known = [prompt.token_ids for prompt in prompts if isinstance(prompt, api.TokenPrompt)]
+    _check_prompt_logprobs(plan, sum(map(len, known)), info)
     _check_transfer(request, info)
-    for token_ids in prompts:
+    for token_ids in known:
         _check_prompt(token_ids, plan, info)
         _check_context(len(token_ids), request, plan, info.max_model_len)
     logprobs = 0 if plan.show.logprobs is None and plan.fan_out.needs_logprobs else plan.show.logprobs
-    drawn = choices(request, plan.n, plan.max_tokens, logprobs, plan.constraint, info.vocab_size)
+    drawn = choices(request, plan.n, plan.max_tokens, logprobs, plan.constraint, info.vocab_size or UNKNOWN_VOCAB_SIZE)
     engine_request = partial(
         api.Request,
         request.model,
         choices=drawn,
-        priority=_priority(request.priority, caller),
+        priority=0 if plan.sent is not None and request.priority is None else _priority(request.priority, caller),
         owner=caller.owner,
         cache_namespace=caller.owner if request.cache_salt is None else f"{caller.owner}\0{request.cache_salt}",
         prompt_logprobs=plan.show.num_prompt_logprobs,
         checked=plan.checked,
         kv_transfer_params=request.kv_transfer_params,
+        sent=plan.sent or {},
     )
     return GenerationJob(
         kind=plan.kind,
         response_id=plan.id_prefix + secrets.token_hex(16),
         created=int(time.time()),
         model=request.model,
-        batch=tuple(engine_request(api.TokenPrompt(tuple(ids))) for ids in prompts),
+        batch=tuple(map(engine_request, prompts)),
         n=plan.n,
         text=plan.text,
         stream=bool(request.stream),
@@ -168,9 +177,10 @@ def _check_transfer(request: SamplingFields, info: api.EngineInfo) -> None:
 def _check_prompt(token_ids: Sequence[int], plan: Plan, info: api.EngineInfo) -> None:
     if not token_ids:
         raise invalid(f"`{plan.prompt_param}` is empty: it has no tokens.", plan.prompt_param)
-    if (low := min(token_ids)) < 0 or max(token_ids) >= info.vocab_size:
+    vocab_size = info.vocab_size or UNKNOWN_VOCAB_SIZE
+    if (low := min(token_ids)) < 0 or max(token_ids) >= vocab_size:
         wrong = low if low < 0 else max(token_ids)
-        raise invalid(f"Token id {wrong} is outside of 0 to {info.vocab_size - 1}.", plan.prompt_param)
+        raise invalid(f"Token id {wrong} is outside of 0 to {vocab_size - 1}.", plan.prompt_param)
 
 
 def wanted_tokens(request: SamplingFields, max_tokens: int | None) -> int:
@@ -180,7 +190,7 @@ def wanted_tokens(request: SamplingFields, max_tokens: int | None) -> int:
 
 def _check_context(num_tokens: int, request: SamplingFields, plan: Plan, limit: int) -> None:
     wanted = wanted_tokens(request, plan.max_tokens)
-    if num_tokens + wanted <= limit:
+    if num_tokens + wanted <= limit or not limit:
         return
     param: str = "min_tokens" if plan.max_tokens is None else plan.max_tokens_param
     if num_tokens >= limit:

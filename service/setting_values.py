@@ -95,6 +95,12 @@ def url(raw: str) -> str:
     return raw
 
 
+def urls(raw: str) -> tuple[str, ...]:
+    """Each once, and without the /v1 that all of an API's paths begin with."""
+    found = [url(one.strip()).rstrip("/").removesuffix("/v1") for one in raw.split(",")]
+    return tuple(dict.fromkeys(found))
+
+
 def bind(raw: str) -> tuple[str, int]:
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]]+)):(\d{1,5})", raw)
     if match is None or int(match[3]) > 65535:

@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.config import EngineConfig, VllmOptions
+from engine.config import EngineConfig, UpstreamConfig, VllmOptions
 from service.engine_settings import refusal
 from service.parsers import REASONING_PARSERS, TOOL_PARSERS
 from service.setting_values import (
@@ -26,12 +26,10 @@ from service.setting_values import (
     switch,
     text,
     url,
+    urls,
 )
 
 PREFIX = "CHORUS_"
-RESERVED = ("CHORUS_UPSTREAM_API_KEY", "CHORUS_UPSTREAM_URLS")
-"""Names of things that are not here yet: setting one is an error, for nobody should believe that it works."""
-
 INSTALL_VARIABLES = ("CHORUS_TORCH_INDEX",)
 """Read by the scripts in deploy/, not here."""
 
@@ -53,6 +51,7 @@ BARE_VARIABLES = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPA
 T = TypeVar("T")
 
 _DEFAULTS = EngineConfig()
+_UPSTREAM = UpstreamConfig(urls=())
 # What Kubernetes and Docker links put into a container's environment for a service named chorus or chorus-something.
 _SERVICE_LINK = re.compile(r"CHORUS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
@@ -62,8 +61,15 @@ class SettingsError(Exception):
     """A variable has a bad value; `str()` is one line that names it."""
 
 
-def _setting(default: T, parse: Callable[[str], Any], description: str, shown_default: str | None = None) -> T:
-    metadata = {"parse": parse, "description": description, "shown_default": shown_default}
+def _setting(
+    default: T,
+    parse: Callable[[str], Any],
+    description: str,
+    shown_default: str | None = None,
+    *,
+    is_secret: bool = False,
+) -> T:
+    metadata = {"parse": parse, "description": description, "shown_default": shown_default, "is_secret": is_secret}
     return field(default=default, metadata=metadata)
 
 
@@ -82,7 +88,9 @@ class Settings:
         "console on a terminal, else json",
     )
 
-    engine: str = _setting("torch", choice("torch", "fake", "vllm", "upstream"), "torch, vllm, or fake (for tests)")
+    engine: str = _setting(
+        "torch", choice("torch", "fake", "vllm", "upstream"), "torch, vllm, upstream, or fake (for tests)"
+    )
     model: str | None = _setting(
         None, text, "hub id, local folder or GGUF file of the model", "the default model, SmolLM2-135M-Instruct"
     )
@@ -153,6 +161,29 @@ class Settings:
         _DEFAULTS.release_timeout, seconds(0), "seconds to wait for the engine to let go of an aborted request"
     )
 
+    upstream_urls: tuple[str, ...] = _setting(
+        _UPSTREAM.urls,
+        urls,
+        "servers that `upstream` passes requests on to, separated by commas, with or without /v1",
+        "none",
+    )
+    upstream_model: str | None = _setting(_UPSTREAM.model, text, "the model's name there", "the first that is listed")
+    upstream_api_key: str | None = _setting(
+        _UPSTREAM.api_key, text, "the key that they get as bearer token", "no key", is_secret=True
+    )
+    upstream_connect_timeout: float = _setting(
+        _UPSTREAM.connect_timeout, seconds(0.001), "seconds in which a connection to an upstream must be made"
+    )
+    upstream_idle_timeout: float = _setting(
+        _UPSTREAM.idle_timeout, seconds(0.001), "seconds for which an upstream may send nothing within an answer"
+    )
+    upstream_poll_seconds: float = _setting(
+        _UPSTREAM.poll_seconds, seconds(0.001), "seconds between two looks at an upstream's list of models"
+    )
+    upstream_max_retries: int = _setting(
+        _UPSTREAM.max_retries, integer(0), "other upstreams that a choice is tried on while it has made nothing"
+    )
+
     tool_parser: str = _setting(
         "auto",
         choice("auto", "none", *TOOL_PARSERS),
@@ -217,23 +248,27 @@ class Settings:
     def vllm_options(self) -> VllmOptions:
         return VllmOptions(**{setting.name: getattr(self, setting.name) for setting in fields(VllmOptions)})
 
+    def upstream_config(self) -> UpstreamConfig:
+        return UpstreamConfig(
+            **{setting.name: getattr(self, f"upstream_{setting.name}") for setting in fields(UpstreamConfig)}
+        )
+
     def public(self) -> dict[str, object]:
-        """All settings as JSON values, for the start-up line. None of them is secret."""
-        values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        """The settings as JSON values, for the start-up line, without those that are secret."""
+        shown = (setting for setting in fields(self) if not setting.metadata["is_secret"])
+        values = {setting.name: getattr(self, setting.name) for setting in shown}
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     """Raises SettingsError. environ: the process's own when None."""
     environ = os.environ if environ is None else environ
-    for name in RESERVED:
-        if environ.get(name):
-            raise SettingsError(f"{name} is not supported by this version")
     environ = {"CHORUS_CACHE_DIR": str(_DEFAULTS.cache_dir)} | {name: raw for name, raw in environ.items() if raw}
     values = {setting.name: value for setting in fields(Settings) for value in _read(setting, environ)}
-    for model, name in (("model", "served_model_name"), ("embedding_model", "served_embedding_model_name")):
-        if values.get(model) is not None and name not in values:
-            values[name] = _model_name(values[model])
+    if "served_model_name" not in values:
+        values |= _served_model_name(values)
+    if values.get("embedding_model") is not None and "served_embedding_model_name" not in values:
+        values["served_embedding_model_name"] = _model_name(values["embedding_model"])
     if (reason := refusal(values, PREFIX)) is not None:
         raise SettingsError(reason)
     return Settings(**values)
@@ -251,6 +286,13 @@ def _read(setting: Field[Any], environ: Mapping[str, str]) -> Iterator[Any]:
         raise SettingsError(f"{variable}={raw}: {error}") from None
 
 
+def _served_model_name(values: Mapping[str, Any]) -> dict[str, str]:
+    if values.get("engine") == "upstream":
+        return {"served_model_name": values.get("upstream_model") or ""}  # the upstreams say
+    model = values.get("model")
+    return {} if model is None else {"served_model_name": _model_name(model)}
+
+
 def _model_name(model: str) -> str:
     """A hub id stays as it is; of a file or folder the last part counts, for its place is nobody's business."""
     path = Path(model).expanduser()
@@ -264,7 +306,7 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     environ = os.environ if environ is None else environ
     known = [_variable(setting) for setting in fields(Settings)]
     warnings = []
-    for name in sorted(set(environ).difference(known, RESERVED, INSTALL_VARIABLES)):
+    for name in sorted(set(environ).difference(known, INSTALL_VARIABLES)):
         if not name.startswith(PREFIX) or _is_service_link(name, environ[name]):
             continue
         near = difflib.get_close_matches(name, known, n=1)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.api import TokenLogprobs
+from engine.api import TextLogprobs, TokenLogprobs
 from service.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0
@@ -33,9 +33,9 @@ class TokenEntries:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._waiting: deque[tuple[int, int, TokenLogprobs]] = deque()
+        self._waiting: deque[tuple[int, int, TokenLogprobs | TextLogprobs]] = deque()
 
-    def add(self, entry: TokenLogprobs, start: int, end: int) -> None:
+    def add(self, entry: TokenLogprobs | TextLogprobs, start: int, end: int) -> None:
         """start, end: where its text begins and ends, in characters; one that is not complete counts."""
         self._waiting.append((start, end, entry))
 
@@ -68,7 +68,10 @@ def prompt_entries(
     return entries
 
 
-def entry_of(entry: TokenLogprobs, offset: int, tokenizer: Tokenizer) -> TokenEntry:
+def entry_of(entry: TokenLogprobs | TextLogprobs, offset: int, tokenizer: Tokenizer) -> TokenEntry:
+    if isinstance(entry, TextLogprobs):
+        best = tuple((token, bounded(logprob)) for token, logprob in entry.top)
+        return TokenEntry(entry.token, bounded(entry.logprob), best, offset)
     top = tuple((tokenizer.token_bytes(token_id), bounded(logprob)) for token_id, logprob in entry.top)
     return TokenEntry(tokenizer.token_bytes(entry.token_id), bounded(entry.logprob), top, offset)
 

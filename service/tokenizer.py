@@ -143,6 +143,40 @@ class ByteTokenizer:
         return token_id > 255
 
 
+class NoTokenizer:
+    """Of an engine that reads and writes text itself: what needs tokens has been refused before anybody asks."""
+
+    vocab_size = 0
+    strips_leading_space = False
+    chat_template = ""
+    model_type: str | None = None
+    special_spellings: frozenset[str] = frozenset()
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        raise NotImplementedError
+
+    def piece(self, token_id: int) -> str:
+        raise NotImplementedError
+
+    def render_chat(self, messages: Sequence[Message], options: TemplateOptions = PLAIN) -> list[int]:
+        raise NotImplementedError
+
+    def call_of(self, template: str, messages: Sequence[Message], options: TemplateOptions) -> TemplateCall:
+        raise NotImplementedError
+
+    def encode_rendered(self, rendered: str, call: TemplateCall) -> list[int]:
+        raise NotImplementedError
+
+    def token_bytes(self, token_id: int) -> bytes:
+        raise NotImplementedError
+
+    def is_special(self, token_id: int) -> bool:
+        raise NotImplementedError
+
+
 class HFTokenizer:
     """A fast tokenizer of transformers.
 

@@ -81,6 +81,7 @@ async def detokenized(request: DetokenizeRequest, services: Services, _: Arrival
 
 async def rendered_chat(request: ChatCompletionRequest, services: Services, arrival: Arrival) -> bytes:
     """A `RenderedChat` as JSON: the prompt of the job that the same request would be. Raises as `prepare_chat` does."""
+    _check_tokenizer(services)
     job = await prepare_chat(request, services, arrival)
     prompt, tokenizer = job.batch[0].prompt, services.ready_tokenizer()
     assert isinstance(prompt, TokenPrompt)
@@ -104,11 +105,17 @@ async def _in_thread(work: Callable[[], T], services: Services) -> T:
     return await anyio.to_thread.run_sync(work, limiter=services.tokenizer_limiter)
 
 
+def _check_tokenizer(services: Services) -> None:
+    if services.passes_text:
+        raise invalid("This server passes requests on as text, and has no tokenizer.", code="unsupported")
+
+
 def _served(name: str | None, services: Services) -> _Served:
     """The model that generates where none is named. Raises ApiError (404), EngineNotReady and EngineDead."""
+    _check_tokenizer(services)
     settings, info = services.settings, services.engine.info
     embedding = info.embedding if name == settings.served_embedding_model_name else None
-    if embedding is None and name not in (None, settings.served_model_name):
+    if embedding is None and name not in (None, services.model_name):
         raise model_not_found(str(name))
     tokenizer = services.ready_tokenizer()
     if embedding is None:
@@ -129,7 +136,7 @@ async def _chat_token_ids(request: TokenizeRequest, messages: list[Message], ser
         message = "Unsupported parameter: `add_special_tokens` with `messages`: the chat template writes its own."
         raise invalid(message, "add_special_tokens", "unsupported_parameter")
     more = {name: getattr(request, name) for name in CHAT_ONLY}
-    chat = ChatCompletionRequest(model=services.settings.served_model_name, messages=messages, **more)
+    chat = ChatCompletionRequest(model=services.model_name, messages=messages, **more)
     rendered = render_messages(messages)
     check_num_messages(len(rendered), "messages", services)
     tools = tool_use(tool_wish(chat), services.parsers)

@@ -33,9 +33,10 @@ class ToolUse:
     """shown: for the template. callable: those that count as calls. max_calls: of one choice. forced: the constraint
     that makes the model call, None where it may. guided: that which holds the calls it makes by itself to the schemas
     of strict tools, None where there are none or nothing shows where a call begins; then checked are the schemas that
-    would have to be kept. named: the client said which one.
+    would have to be kept. named: the client said which one. wish: what it said.
     """
 
+    wish: ToolWish
     shown: tuple[Mapping[str, object], ...]
     callable: tuple[Tool, ...]
     parser: type[ToolParser]
@@ -78,6 +79,7 @@ def tool_use(wish: ToolWish, parsers: ModelParsers) -> ToolUse | None:
     strict = [] if must_call else [(param, function) for param, function in callable_ if function.strict]
     guided = _guided(callable_, family, parsers, max_calls) if strict else None
     return ToolUse(
+        wish=wish,
         shown=tuple(map(_shown, functions)),
         callable=tuple(Tool(function.name, function.parameters or {}) for _, function in callable_),
         parser=TOOL_PARSERS[family],

@@ -18,7 +18,7 @@ WITH_TORCH = {f"engine/{name}.py" for name in ("attention", "grammar", "kv_cache
 WITH_TORCH |= {"engine/embedder.py", "engine/native/runner.py"}
 WITH_TRANSFORMERS = {"service/tokenizer.py", "service/template_process.py"}  # the latter is a process of its own
 READS_ENVIRONMENT = {"environ", "environb", "getenv", "getenvb"}
-WITH_THREADS = {"engine/thread.py", "engine/vllm.py", "engine/upstream.py"}
+WITH_THREADS = {"engine/thread.py", "engine/vllm.py"}
 
 
 @cache

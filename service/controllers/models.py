@@ -29,7 +29,7 @@ class ModelsController(Controller):
 def _cards(services: Services) -> list[ModelCard]:
     """The model that generates, and behind it the one that embeds where there is one."""
     info = services.engine.info
-    limits = {services.settings.served_model_name: info.max_model_len}
+    limits = {services.model_name: info.max_model_len}
     if info.embedding is not None:
         limits[services.settings.served_embedding_model_name] = info.embedding.max_model_len
     return [

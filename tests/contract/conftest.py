@@ -9,14 +9,12 @@ import pytest
 
 from engine.api import Engine
 from engine.config import EngineConfig
-from engine.fake import FakeEngine, letter_rule
-from tests.contract.harness import FAILING_SEED, EngineCase
+from engine.fake import FakeEngine
+from tests.contract.faults import failing_rule
+from tests.contract.harness import EngineCase
 from tests.contract.runners import SeededEngine
 from tests.contract.torch_engine import TinyTorchEngine
-
-
-def failing_rule(seed: int, position: int, num_prompt_tokens: int) -> int:
-    return -1 if (seed, position) == (FAILING_SEED, 2) else letter_rule(seed, position, num_prompt_tokens)
+from tests.contract.upstream_engine import UpstreamOverChorus
 
 
 def break_runner(engine: SeededEngine | TinyTorchEngine) -> None:
@@ -45,6 +43,7 @@ CASES = [
     EngineCase("thread", SeededEngine, break_runner, has_failing_seed=True),
     EngineCase("torch", TinyTorchEngine, break_runner),
     EngineCase("vllm", make_vllm, break_core, needs="vllm", num_spare=1, start_seconds=90.0),
+    EngineCase("upstream", UpstreamOverChorus, None, has_failing_seed=True, has_steps=False),
 ]
 
 

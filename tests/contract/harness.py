@@ -36,7 +36,8 @@ PATIENT = 1000
 
 @dataclass(frozen=True)
 class EngineCase:
-    """make: an engine that nobody hosts yet, with a vocabulary of at least 128. kill: makes its next step raise.
+    """make: an engine that nobody hosts yet, with a vocabulary of at least 128. kill: makes its next step raise; None
+    for one that outlives what it depends on. has_steps: it steps itself, queues for it and counts it all.
 
     A step that runs in another thread takes at least a millisecond, so that LONG answers outlast a test's few awaits.
     needs: a package that most environments lack. num_spare: places that it needs after a prompt although no answer is
@@ -45,11 +46,12 @@ class EngineCase:
 
     name: str
     make: Callable[[EngineConfig], Engine]
-    kill: Callable[[Any], None]
+    kill: Callable[[Any], None] | None
     has_failing_seed: bool = False
     needs: str | None = None
     num_spare: int = 0
     start_seconds: float = 20.0
+    has_steps: bool = True
 
 
 def request(
@@ -115,10 +117,15 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def read(stream: ChoiceStream) -> tuple[list[int], ChoiceUpdate]:
-    """All tokens of a choice, and its last update; checks that it is the only one with an end."""
+    """All tokens of a choice (see `tokens_of`), and its last update; checks that it is the only one with an end."""
     updates = [update async for update in stream]
     assert [update.end_reason is None for update in updates] == [True] * (len(updates) - 1) + [False]
-    return [token_id for update in updates for token_id in update.token_ids], updates[-1]
+    return [token_id for update in updates for token_id in tokens_of(update)], updates[-1]
+
+
+def tokens_of(update: ChoiceUpdate) -> tuple[int, ...]:
+    """Of an engine that writes text its bytes, which are the tokens of the fake one behind it."""
+    return update.token_ids or tuple(update.text.encode())
 
 
 async def read_all(streams: Sequence[ChoiceStream]) -> list[tuple[list[int], ChoiceUpdate]]:

@@ -85,6 +85,8 @@ async def test_run_that_is_cancelled_ends_open_streams(case: EngineCase) -> None
 
 
 async def test_death_fails_every_open_stream_and_all_that_comes_later(case: EngineCase) -> None:
+    if case.kill is None:
+        pytest.skip("outlives what it depends on")
     engine = case.make(replace(CONFIG, max_num_seqs=4))
     died: list[EngineDead] = []
     failures: list[EngineDead] = []
@@ -116,6 +118,7 @@ async def test_death_fails_every_open_stream_and_all_that_comes_later(case: Engi
                 clients.start_soon(ask)
                 clients.start_soon(ask)
                 await until(lambda: engine.health().generation_tokens > 0)
+                assert case.kill is not None
                 case.kill(engine)
             assert len(failures) == 6
             await until(lambda: len(died) == 1)
@@ -136,7 +139,7 @@ async def test_health_tells_work_from_idleness(case: EngineCase) -> None:
         assert before.last_step_age is None
         await answers(engine, request(2, prompt=[31] * 40, max_tokens=5))
         after = engine.health()
-        assert after.num_steps > before.num_steps
+        assert after.num_steps > before.num_steps or not case.has_steps
         assert after.generation_tokens - before.generation_tokens == 10
         times = 1 if Capability.SHARED_PROMPT in engine.info.capabilities else 2
         assert after.prompt_tokens - before.prompt_tokens == 40 * times
@@ -146,6 +149,8 @@ async def test_health_tells_work_from_idleness(case: EngineCase) -> None:
 
 
 async def test_stats_tell_steps_batches_and_gaps_between_tokens(case: EngineCase) -> None:
+    if not case.has_steps:
+        pytest.skip("does not step itself")
     async with running(case, stream_credit=PATIENT) as engine:
         stats, before = engine.health().stats, engine.health().num_steps
         await answers(engine, request(2, prompt=[31] * 40, max_tokens=5))

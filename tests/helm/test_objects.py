@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine.config import UpstreamConfig
 from service.settings import Settings, read_settings, unknown_variables
 from tests.helm.chart import (
     VALUE_SETS,
@@ -157,9 +158,23 @@ def test_server_takes_its_environment(value_set: str) -> None:
 
 
 def test_every_value_reaches_the_server_as_it_was_given() -> None:
+    # an engine that is elsewhere has no model here, so that no values file can have it all
+    objects = rendered("upstream")
+    (secret,) = (item["valueFrom"] for item in server(objects)["env"] if item["name"] == "CHORUS_UPSTREAM_API_KEY")
+    assert secret == {"secretKeyRef": {"name": "vllm-key", "key": "apiKey"}}
+    upstream = environment(objects) | {"CHORUS_UPSTREAM_API_KEY": "k"}
+    assert read_settings(upstream).upstream_config() == UpstreamConfig(
+        urls=("http://vllm-0.vllm:8000", "https://vllm-1.example.com"),
+        model="owner/model",
+        api_key="k",
+        connect_timeout=2.5,
+        idle_timeout=60.0,
+        poll_seconds=1.0,
+        max_retries=0,
+    )
     variables = environment(rendered("everything"))
     unset = {setting.name for setting in fields(Settings)} - {
-        name.removeprefix("CHORUS_").lower() for name in variables
+        name.removeprefix("CHORUS_").lower() for name in (*variables, *upstream)
     }
     assert not unset, "set them in ci/everything-values.yaml"
     settings = read_settings(variables)

@@ -21,7 +21,6 @@ from engine.fake import FakeEngine
 from service.app import create_app
 from service.openapi import OPERATIONS, openapi_document
 from service.playground import FILES
-from service.settings import Settings
 
 from .apps import SETTINGS, check_error, serving
 
@@ -260,10 +259,3 @@ def test_the_description_declares_requests_and_our_own_errors() -> None:
     assert len(set(identifiers)) == len(identifiers)
     assert page.headers["content-type"].startswith("text/html")
     assert "src=" not in page.text and "http" not in page.text  # no outside assets
-
-
-def test_engines_of_later_versions_are_refused_by_name() -> None:
-    from service.settings import SettingsError
-
-    with pytest.raises(SettingsError, match="CHORUS_ENGINE=upstream"):
-        create_app(Settings(engine="upstream"))

@@ -27,6 +27,9 @@ null leaves a setting to the server's own default. tests/helm holds values.yaml 
 {{- $_ := set $settings (printf "CHORUS_%s" ($name | snakecase | upper)) (include "chorus.settingValue" $value) }}
 {{- end }}
 {{- end }}
+{{- range $name, $value := omit .Values.engine.upstream "urls" "apiKeySecret" }}
+{{- $_ := set $settings (printf "CHORUS_UPSTREAM_%s" ($name | snakecase | upper)) (include "chorus.settingValue" $value) }}
+{{- end }}
 {{- range $name, $value := $settings }}
 {{- if $value }}
 {{ $name }}: {{ $value | quote }}
@@ -50,17 +53,9 @@ null leaves a setting to the server's own default. tests/helm holds values.yaml 
 {{- end }}
 {{- end }}
 
-{{/*
-What service/settings.py reserves but does not serve yet: a pod with it would only end with an error.
-tests/helm holds this list and its RESERVED together.
-*/}}
-{{- define "chorus.reservedSettings" -}}
-CHORUS_UPSTREAM_API_KEY CHORUS_UPSTREAM_URLS
-{{- end }}
-
-{{/* Engines that this version's service/backends.py refuses; held together likewise. */}}
+{{/* Engines that this version's service/backends.py refuses; held together by tests/helm. */}}
 {{- define "chorus.reservedEngines" -}}
-vllm upstream
+vllm
 {{- end }}
 
 {{/* What the schema cannot say. */}}
@@ -70,16 +65,11 @@ vllm upstream
 {{- fail (printf "extraEnv %s looks like a secret: give it by valueFrom.secretKeyRef, so that it is not in the Deployment for everybody to read" .name) }}
 {{- end }}
 {{- end }}
-{{- $reserved := splitList " " (include "chorus.reservedSettings" .) }}
-{{- $used := keys (fromYaml (include "chorus.settings" .)) }}
-{{- if .Values.engine.upstream.apiKeySecret.name }}{{ $used = append $used "CHORUS_UPSTREAM_API_KEY" }}{{ end }}
-{{- range $used | sortAlpha }}
-{{- if has . $reserved }}
-{{- fail (printf "%s is not supported by Chorus %s" . $.Chart.AppVersion) }}
-{{- end }}
-{{- end }}
 {{- if has .Values.engine.type (splitList " " (include "chorus.reservedEngines" .)) }}
 {{- fail (printf "engine.type %s is not supported by Chorus %s" .Values.engine.type .Chart.AppVersion) }}
+{{- end }}
+{{- if and (eq .Values.engine.type "upstream") (ne .Values.model.source "embedded") }}
+{{- fail "engine.type upstream has no model here: model.source would mount or load one for nothing" }}
 {{- end }}
 {{- if and (include "chorus.hasExclusiveClaim" .) (or (gt (int .Values.replicaCount) 1) (ne .Values.autoscaling.type "none")) }}
 {{- fail "model.newClaim.accessMode is ReadWriteOnce, so there can be one pod only: use ReadWriteMany or another model.source" }}

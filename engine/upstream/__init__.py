@@ -1,0 +1,1 @@
+"""Any OpenAI-compatible server, or several of them, as the engine."""
