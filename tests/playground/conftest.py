@@ -126,10 +126,10 @@ def picture() -> Callable[[Any, str], None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = "playwright" if find_spec("playwright") is None else "" if CHROMIUM else "chromium"
-    ours = [item for item in items if Path(__file__).parent in item.path.parents]
-    if not missing or not ours:
+    if not missing:
         return
     if os.environ.get("CHORUS_TEST_PLAYGROUND") == "required":
         raise pytest.UsageError(f"the playground's tests need {missing}, which is not installed")
-    for item in ours:
-        item.add_marker(pytest.mark.skip(f"{missing} is not installed: see .ci/playground"))
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.skip(f"{missing} is not installed: see .ci/playground"))

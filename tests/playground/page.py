@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: see .ci/playground").expect
+
 VOICE = "#voices > li"
 
 

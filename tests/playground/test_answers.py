@@ -6,12 +6,11 @@ import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
 
 from tests.e2e.server import Server, Servers
 
 from .conftest import MODEL, WIDE, Open, stage
-from .page import ask, fill, states, texts, tokens, voice, wait_ended, wait_ready, wait_sent, wait_tokens
+from .page import ask, expect, fill, states, texts, tokens, voice, wait_ended, wait_ready, wait_sent, wait_tokens
 from .scripts import AGREE_SEED, FAIL_SEED, MARKUP, MIXED, PROSE, SCRIPT_SEED
 
 

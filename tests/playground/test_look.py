@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
 
 from tests.e2e.server import Server
 
 from .conftest import NARROW, WIDE, Open
-from .page import ask, voice, wait_ended, wait_ready, wait_tokens
+from .page import ask, expect, voice, wait_ended, wait_ready, wait_tokens
 from .scripts import AGREE_SEED
 
 OVERFLOW = "() => document.scrollingElement.scrollWidth - innerWidth"

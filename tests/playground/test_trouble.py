@@ -8,12 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import expect
 
 from tests.e2e.server import Server, Servers
 
 from .conftest import MODEL, Open, stage
-from .page import ask, fill, states, texts, voice, wait_ended, wait_ready, wait_tokens
+from .page import ask, expect, fill, states, texts, voice, wait_ended, wait_ready, wait_tokens
 
 
 @pytest.fixture
