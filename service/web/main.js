@@ -99,7 +99,7 @@ function showAgreement({ agreement, voices, request }) {
   const wanted = request.fan_out.agree.count;
   const text = typeof answer === "string" ? answer : JSON.stringify(answer);
   const most = count ? `No ${wanted} agree. Most often, ${plural(count, "time")}: ` : "No voice gave an answer.";
-  const lead = reached ? `${plural(count, "voice")} agree: ` : most;
+  const lead = reached ? `${plural(count, "voice agrees", "voices agree")}: ` : most;
   byId("agreement").replaceChildren(lead, ...(count ? [element("q", { dir: "auto" }, text)] : []));
   byId("agreement").dataset.reached = String(reached);
   byId("agreement").hidden = false;
