@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import UpstreamConfig
+from engine.config import UpstreamConfig, VllmOptions
 from service.settings import Settings, read_settings, unknown_variables
 from tests.helm.chart import (
     VALUE_SETS,
@@ -172,9 +172,23 @@ def test_every_value_reaches_the_server_as_it_was_given() -> None:
         poll_seconds=1.0,
         max_retries=0,
     )
+    vllm = environment(rendered("vllm"))
+    assert read_settings(vllm).vllm_options() == VllmOptions(
+        tensor_parallel_size=4,
+        pipeline_parallel_size=1,
+        data_parallel_size=1,
+        nnodes=1,
+        master_addr="127.0.0.1",
+        master_port=29501,
+        distributed_executor_backend="mp",
+        gpu_memory_utilization=0.85,
+        quantization="fp8",
+        enforce_eager=False,
+        kv_transfer_config={"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+    )
     variables = environment(rendered("everything"))
     unset = {setting.name for setting in fields(Settings)} - {
-        name.removeprefix("CHORUS_").lower() for name in (*variables, *upstream)
+        name.removeprefix("CHORUS_").lower() for name in (*variables, *upstream, *vllm)
     }
     assert not unset, "set them in ci/everything-values.yaml"
     settings = read_settings(variables)
@@ -240,6 +254,7 @@ def test_values_that_are_null_leave_the_servers_defaults() -> None:
 def test_engine_has_as_many_threads_as_the_pod_has_cpus() -> None:
     (threads,) = (item for item in server(rendered())["env"] if item["name"] == "CHORUS_NUM_THREADS")
     assert threads["valueFrom"]["resourceFieldRef"] == {"containerName": "chorus", "resource": "requests.cpu"}
+    assert "CHORUS_NUM_THREADS" not in [item["name"] for item in server(rendered("vllm"))["env"]], "it has none"
     for override in ("engine.numThreads=3", 'resources={"requests": null}'):
         names = [item["name"] for item in server(rendered("default", override))["env"]]
         assert "CHORUS_NUM_THREADS" not in names

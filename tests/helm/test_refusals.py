@@ -8,8 +8,8 @@ import pytest
 
 from engine.config import EngineConfig
 from service.backends import build_engine
-from service.settings import Settings, SettingsError
-from tests.helm.chart import RenderError, default_values, rendered, schema
+from service.settings import read_settings
+from tests.helm.chart import RenderError, default_values, environment, rendered, schema
 
 REFUSALS = [
     ('image.tag="latest"', "/image/tag"),
@@ -132,20 +132,31 @@ def test_grace_period_that_suffices_is_taken() -> None:
 
 
 @pytest.mark.parametrize("engine", schema()["properties"]["engine"]["properties"]["type"]["enum"])
-def test_engines_that_the_server_lacks_are_refused(engine: str) -> None:
-    try:
-        build_engine(Settings(engine=engine))
-        supported = True
-    except SettingsError:
-        supported = False
+def test_every_engine_of_the_schema_is_one_of_the_servers(engine: str) -> None:
     values = {"type": engine, "upstream": {"urls": ["http://vllm:8000"] if engine == "upstream" else []}}
-    try:
-        rendered("default", f"engine={json.dumps(values)}")
-        rendered_too = True
-    except RenderError as refusal:
-        assert "not supported by Chorus" in str(refusal)
-        rendered_too = False
-    assert rendered_too == supported, "see chorus.reservedEngines in templates/_settings.tpl"
+    build_engine(read_settings(environment(rendered("default", f"engine={json.dumps(values)}"))))
+
+
+@pytest.mark.parametrize(
+    ("engine", "values", "reason"),
+    [
+        ("torch", {"vllm": {"tensorParallelSize": 2}}, "engine.vllm.tensorParallelSize needs"),
+        ("torch", {"vllm": {"enforceEager": False}}, "engine.vllm.enforceEager needs"),
+        ("torch", {"upstream": {"model": "m"}}, "engine.upstream.model needs"),
+        ("vllm", {"runner": "native"}, "engine.runner means nothing"),
+        ("vllm", {"numThreads": 2}, "engine.numThreads means nothing"),
+        (
+            "upstream",
+            {"embeddingModel": "e", "upstream": {"urls": ["http://a"]}},
+            "engine.embeddingModel means nothing",
+        ),
+    ],
+)
+def test_what_an_engine_has_no_use_for_is_refused_as_the_server_would(
+    engine: str, values: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(RenderError, match=reason):
+        rendered("default", f"engine={json.dumps({'type': engine} | values)}")
 
 
 def test_default_of_max_num_seqs_is_above_what_autoscaling_aims_at() -> None:

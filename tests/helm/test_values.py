@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 
+from engine.config import VllmOptions
 from service import __version__
 from service.settings import Settings
 from tests.helm.chart import CHART, default_values, schema, yaml
 
-ELSEWHERE = {
+
+def camel_case(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+VLLM = {option.name: f"engine.vllm.{camel_case(option.name)}" for option in fields(VllmOptions)}
+ELSEWHERE = VLLM | {
     "api_keys_file": "apiKeys.existingSecret",
     "cache_dir": "cache.mountPath",
     "device": "device",
@@ -42,11 +50,6 @@ def leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:
             yield path + key
 
 
-def camel_case(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.capitalize() for word in rest)
-
-
 @pytest.mark.parametrize("setting", [setting.name for setting in fields(Settings)])
 def test_each_setting_is_one_value(setting: str) -> None:
     values = default_values()
@@ -64,7 +67,11 @@ def test_each_engine_and_server_value_is_a_setting() -> None:
     names = {camel_case(setting.name) for setting in fields(Settings)}
     values = default_values()
     found = {f"{group}.{name}" for group in ("engine", "server") for name in values[group]}
-    assert {path for path in found if path.split(".")[1] not in names} == {"engine.type", "engine.upstream"}
+    assert {path for path in found if path.split(".")[1] not in names} == {
+        "engine.type",
+        "engine.upstream",
+        "engine.vllm",
+    }
 
 
 def test_app_version_is_the_servers() -> None:

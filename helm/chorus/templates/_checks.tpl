@@ -43,3 +43,24 @@ no list with the same name twice; elsewhere the last one would win without a wor
 {{- $_ := set $seen $value true }}
 {{- end }}
 {{- end }}
+
+{{/* A value that the chosen engine has no use for ends the server's start (service/engine_settings.py): too late. */}}
+{{- define "chorus.checkEngine" -}}
+{{- $engine := .Values.engine }}
+{{- range $name, $value := $engine.vllm }}
+{{- if and (ne $engine.type "vllm") (include "chorus.settingValue" $value) }}
+{{- fail (printf "engine.vllm.%s needs engine.type: vllm" $name) }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := omit $engine.upstream "apiKeySecret" }}
+{{- if and (ne $engine.type "upstream") (include "chorus.settingValue" $value) }}
+{{- fail (printf "engine.upstream.%s needs engine.type: upstream" $name) }}
+{{- end }}
+{{- end }}
+{{- $useless := dict "vllm" (list "runner" "numSpeculativeTokens" "numThreads") "upstream" (list "embeddingModel" "servedEmbeddingModelName") }}
+{{- range get $useless $engine.type | default list }}
+{{- if include "chorus.settingValue" (get $engine .) }}
+{{- fail (printf "engine.%s means nothing to engine.type: %s" . $engine.type) }}
+{{- end }}
+{{- end }}
+{{- end }}

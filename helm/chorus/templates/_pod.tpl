@@ -1,7 +1,7 @@
 {{/* Parts of the server's pod. */}}
 {{- define "chorus.serverEnv" -}}
 {{ include "chorus.addressEnv" . }}
-{{- if and (kindIs "invalid" .Values.engine.numThreads) (hasKey ((.Values.resources | default dict).requests | default dict) "cpu") }}
+{{- if and (ne .Values.engine.type "vllm") (kindIs "invalid" .Values.engine.numThreads) (hasKey ((.Values.resources | default dict).requests | default dict) "cpu") }}
 # The node's cores are what a container sees; its share of them is this.
 - name: CHORUS_NUM_THREADS
   valueFrom:

@@ -22,7 +22,7 @@ null leaves a setting to the server's own default. tests/helm holds values.yaml 
 {{- $host := ternary (printf "[%s]" $.Values.server.host) $.Values.server.host (contains ":" $.Values.server.host) }}
 {{- $_ := set $settings "CHORUS_METRICS_BIND" (printf "%s:%d" $host (int .)) }}
 {{- end }}
-{{- range $group := list (omit .Values.engine "type" "upstream") (omit .Values.server "host" "port") }}
+{{- range $group := list (omit .Values.engine "type" "upstream" "vllm") .Values.engine.vllm (omit .Values.server "host" "port") }}
 {{- range $name, $value := $group }}
 {{- $_ := set $settings (printf "CHORUS_%s" ($name | snakecase | upper)) (include "chorus.settingValue" $value) }}
 {{- end }}
@@ -37,10 +37,11 @@ null leaves a setting to the server's own default. tests/helm holds values.yaml 
 {{- end }}
 {{- end }}
 
-{{/* Numbers of a values file are floats, and large ones would be written as 1e+09. Empty for null and an empty list. */}}
+{{/* Numbers of a values file are floats, and large ones would be written as 1e+09. Empty for null, an empty list and an empty map. */}}
 {{- define "chorus.settingValue" -}}
 {{- if kindIs "invalid" . }}
 {{- else if kindIs "slice" . }}{{ join "," . }}
+{{- else if kindIs "map" . }}{{ if . }}{{ toJson . }}{{ end }}
 {{- else if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}
 {{- else }}{{ . }}
 {{- end }}
@@ -53,11 +54,6 @@ null leaves a setting to the server's own default. tests/helm holds values.yaml 
 {{- end }}
 {{- end }}
 
-{{/* Engines that this version's service/backends.py refuses; held together by tests/helm. */}}
-{{- define "chorus.reservedEngines" -}}
-vllm
-{{- end }}
-
 {{/* What the schema cannot say. */}}
 {{- define "chorus.check" -}}
 {{- range .Values.extraEnv }}
@@ -65,9 +61,7 @@ vllm
 {{- fail (printf "extraEnv %s looks like a secret: give it by valueFrom.secretKeyRef, so that it is not in the Deployment for everybody to read" .name) }}
 {{- end }}
 {{- end }}
-{{- if has .Values.engine.type (splitList " " (include "chorus.reservedEngines" .)) }}
-{{- fail (printf "engine.type %s is not supported by Chorus %s" .Values.engine.type .Chart.AppVersion) }}
-{{- end }}
+{{- include "chorus.checkEngine" . }}
 {{- if and (eq .Values.engine.type "upstream") (ne .Values.model.source "embedded") }}
 {{- fail "engine.type upstream has no model here: model.source would mount or load one for nothing" }}
 {{- end }}
