@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.server import Server, Servers
+from tests.e2e.server import Server, Servers, spec
 
 from .conftest import MODEL, WIDE, Open, stage
 from .page import ask, expect, fill, states, texts, tokens, voice, wait_ended, wait_ready, wait_sent, wait_tokens
@@ -149,6 +149,19 @@ def test_sixty_four_voices_do_not_hold_the_stream_up(server: Server, open_page: 
     assert states(page) == ["length"] * 64
     assert tokens(page) == [150] * 64
     assert texts(page)[::21] == [api_text(server, seed, 150) for seed in (1, 22, 43, 64)]
+
+
+def test_where_there_are_no_token_ids_the_pieces_are_counted(servers: Servers, server: Server, open_page: Open) -> None:
+    """A server that passes requests on refuses what the page would count by."""
+    settings = {"CHORUS_ENGINE": "upstream", "CHORUS_UPSTREAM_URLS": f"{server.url}/v1"}
+    with Server.start(
+        spec("service", "asyncio", {**settings, "CHORUS_SERVED_MODEL_NAME": MODEL})
+    ).wait_ready() as front:
+        page = open_page(f"{front.url}/")
+        ask(page, n=2, seed=7, max_tokens=30)
+        wait_ended(page)
+        assert texts(page) == [api_text(server, seed, 30) for seed in (7, 8)]
+        assert tokens(page) == [30, 30]
 
 
 @pytest.mark.parametrize("worker", ["asyncio", "trio"])
