@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import llguidance
 from llguidance import LLMatcher
 
 from engine.api import (
@@ -36,8 +37,12 @@ MAX_LARK_ANDS = 8
 GrammarConstraint = JsonObject | JsonSchema | Regex | Lark | Choice | JsonBlocks | TriggeredBlocks
 
 # One space at most where whitespace may stand. Without \u escapes a key has one spelling, so that none slips past the
-# properties that the schema lists.
-JSON_STYLE = {"whitespace_pattern": " ", "json_allowed_escapes": 'nrbtf\\"', "lenient": False, "coerce_one_of": False}
+# properties that the schema lists. Before 1.9 llguidance repeats a pattern of whitespace without bound (vLLM asks for
+# such a release): there every space is fixed.
+_SPACES: dict[str, object] = {"whitespace_pattern": " "}
+if tuple(map(int, llguidance.__version__.split(".")[:2])) < (1, 9):
+    _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_JSON_STYLE = {**_SPACES, "json_allowed_escapes": 'nrbtf\\"', "lenient": False, "coerce_one_of": False}
 
 
 class SourceError(ValueError):
@@ -149,7 +154,7 @@ def _block_rules(constraint: JsonBlocks | TriggeredBlocks) -> list[str]:
 
 
 def _styled(schema: dict[str, object]) -> str:
-    return json.dumps({"x-guidance": JSON_STYLE, **schema}, allow_nan=False)
+    return json.dumps({"x-guidance": _JSON_STYLE, **schema}, allow_nan=False)
 
 
 def _checked(schema: str, param: str) -> dict[str, object]:

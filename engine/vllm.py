@@ -121,7 +121,7 @@ class VllmEngine(SteppedEngine):
             self._llm = llm = self._load(path)
         except Exception as error:
             logger.exception("vLLM does not start")
-            raise ModelLoadError(f"vLLM does not start: {_first_line(error)}") from error
+            raise ModelLoadError(f"vLLM does not start: {_one_line(error)}") from error
         info = self._loaded_info(llm, path)
         self._compiler = load_compiler(str(path), info.vocab_size, info.eos_token_ids)
         if self._compiler is not None:
@@ -233,5 +233,5 @@ def _convert(gguf: Path, folder: Path) -> None:
     convert_gguf(gguf, folder)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n", 1)[0]
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,16 +15,9 @@ from engine.api import (
     TokenLogprobs,
     WithoutWords,
 )
-from engine.grammar_source import JSON_STYLE, source_of
+from engine.grammar_source import source_of
 
 SpecialToken = Callable[[str], int | None]
-
-# The llguidance that vLLM 0.32 asks for repeats a pattern of whitespace without bound: so each space is fixed.
-_FIXED_STYLE = {name: value for name, value in JSON_STYLE.items() if name != "whitespace_pattern"} | {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
 
 
 def vllm_seed(seed: int) -> int:
@@ -108,14 +100,13 @@ def structured_outputs(constraint: Constraint | None, special_token: SpecialToke
         case WithoutWords(words=words):
             return StructuredOutputsParams(grammar=_without(words))
     source = source_of(constraint, special_token)
-    text = source.text.replace(json.dumps(JSON_STYLE), json.dumps(_FIXED_STYLE))
     match source.language:
         case "json":
-            return StructuredOutputsParams(json=text)
+            return StructuredOutputsParams(json=source.text)
         case "regex":
-            return StructuredOutputsParams(regex=text)
+            return StructuredOutputsParams(regex=source.text)
         case "lark":
-            return StructuredOutputsParams(grammar=text)
+            return StructuredOutputsParams(grammar=source.text)
 
 
 def _without(words: Sequence[str]) -> str:

@@ -41,7 +41,7 @@ LIBRARY_DEFAULTS = {
     "VLLM_CONFIGURE_LOGGING": "0",  # see service.logs
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine is stepped in this process
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",  # a fork of a process with threads may hang
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with threads may hang
 }
 """What torch, transformers and vLLM read at import; written unless set already."""
 

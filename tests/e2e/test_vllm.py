@@ -29,6 +29,7 @@ MODEL = "SmolLM2-135M-Instruct"
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Name three colours."}]
 BODY: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "n": 3, "seed": 5, "max_tokens": 24}
+TINY: dict[str, Any] = {"model": MODEL, "prompt": [30, 40, 50], "n": 3, "seed": 5, "max_tokens": 24}
 ENDLESS = {"max_tokens": 1500, "ignore_eos": True, "stream": True}
 RUNNING = "chorus_sequences_running"
 
@@ -126,17 +127,18 @@ def children_of(pid: int, title: str) -> list[int]:
 @pytest.mark.parametrize(
     ("title", "settings"),
     [
-        ("EngineCore", {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}),
-        pytest.param(
-            "Worker_TP", {"CHORUS_TENSOR_PARALLEL_SIZE": "2", "VLLM_CPU_OMP_THREADS_BIND": "0|1"}, marks=at_size
-        ),
+        ("EngineCore", {"VLLM_ENABLE_V1_MULTIPROCESSING": 1}),
+        pytest.param("Worker_TP", SPLIT, marks=at_size),
     ],
     ids=["engine core", "worker"],
 )
-def test_process_of_vllms_that_is_killed_is_told_to_every_client(title: str, settings: dict[str, object]) -> None:
+def test_process_of_vllms_that_is_killed_is_told_to_every_client(
+    tiny_model: dict[str, object], title: str, settings: dict[str, object]
+) -> None:
     """Its step would wait for ever."""
-    with Server.start(vllm_spec(**settings)).wait_ready() as own, Wire(own) as streamed, Wire(own) as idle:
-        streamed.post(PATH, BODY | ENDLESS)
+    own = Server.start(vllm_spec(**tiny_model, **settings)).wait_ready()
+    with own, Wire(own) as streamed, Wire(own) as idle:
+        streamed.post("/v1/completions", TINY | ENDLESS)
         assert streamed.read_head().status == 200
         own.wait_metric(RUNNING, lambda value: value == 3)
         os.kill(children_of(own.process.pid, title)[0], signal.SIGKILL)
@@ -148,14 +150,22 @@ def test_process_of_vllms_that_is_killed_is_told_to_every_client(title: str, set
         wait_until(lambda: not children_of(own.process.pid, "VLLM"), "none of its processes is left")
 
 
+@pytest.fixture
+def tiny_model() -> dict[str, object]:
+    """The default one has nine heads, which are not to be halved."""
+    from tests.contract.vllm_engine import tiny_folder
+
+    return {"CHORUS_MODEL": tiny_folder(), "CHORUS_SERVED_MODEL_NAME": MODEL}
+
+
 @at_size
 @pytest.mark.timeout(400)
-def test_tensor_parallel_2_draws_the_same(server: Server) -> None:
-    alone = ask(server, BODY | {"temperature": 0})
-    with Server.start(vllm_spec(**SPLIT)).wait_ready() as own:
-        assert ask(own, BODY | {"temperature": 0}).choices == alone.choices
+def test_tensor_parallel_2_draws_the_same(servers: Servers, tiny_model: dict[str, object]) -> None:
+    alone = ask(servers.get(vllm_spec(**tiny_model)), TINY)
+    with Server.start(vllm_spec(**tiny_model, **SPLIT)).wait_ready() as own:
+        assert ask(own, TINY).choices == alone.choices
         assert len(children_of(own.process.pid, "Worker_TP")) == 2
-        ask_streamed(own, BODY)
+        ask_streamed(own, TINY)
         own.wait_idle()
 
 
@@ -166,23 +176,25 @@ def free_port() -> int:
 
 @at_size
 @pytest.mark.timeout(400)
-def test_two_nodes_draw_the_same(server: Server, default_model_dir: Path) -> None:
+def test_two_nodes_draw_the_same(servers: Servers, tiny_model: dict[str, object]) -> None:
     """Tensor parallel over loopback: the second node is vLLM's own, without a server."""
-    alone = ask(server, BODY | {"temperature": 0})
+    alone = ask(servers.get(vllm_spec(**tiny_model)), TINY)
     port = free_port()
     nodes = {"CHORUS_TENSOR_PARALLEL_SIZE": 2, "CHORUS_NNODES": 2, "CHORUS_MASTER_ADDR": "127.0.0.1"}
-    first = vllm_spec(**nodes, CHORUS_MASTER_PORT=port, VLLM_CPU_OMP_THREADS_BIND="0", VLLM_HOST_IP="127.0.0.1")
+    environment = {"VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1"}
+    first = vllm_spec(**tiny_model, **nodes, **environment, CHORUS_MASTER_PORT=port, VLLM_CPU_OMP_THREADS_BIND="0")
     headless = (
-        f"{sys.executable} -m vllm.entrypoints.cli.main serve {default_model_dir} --headless --nnodes 2 --node-rank 1 "
-        f"--master-addr 127.0.0.1 --master-port {port} --tensor-parallel-size 2 --dtype float32 --enforce-eager "
-        "--max-model-len 2048 --max-num-seqs 4 --gpu-memory-utilization 0.2 --kv-cache-memory-bytes 268435456"
+        f"{sys.executable} -m vllm.entrypoints.cli.main serve {tiny_model['CHORUS_MODEL']} --headless --nnodes 2 "
+        f"--node-rank 1 --master-addr 127.0.0.1 --master-port {port} --tensor-parallel-size 2 --dtype float32 "
+        "--enforce-eager --max-model-len 2048 --max-num-seqs 4 --max-num-batched-tokens 2048 "
+        "--no-enable-chunked-prefill --gpu-memory-utilization 0.2 --kv-cache-memory-bytes 268435456"
     )
-    bare = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1"}
     with Server.start(first) as own:
+        bare = os.environ | environment | {"VLLM_CPU_OMP_THREADS_BIND": "1"}
         second = subprocess.Popen(headless.split(), env=bare, process_group=0)
         try:
             own.wait_ready()
-            assert ask(own, BODY | {"temperature": 0}).choices == alone.choices
+            assert ask(own, TINY).choices == alone.choices
             own.wait_idle()
         finally:
             os.killpg(second.pid, signal.SIGKILL)
