@@ -15,7 +15,84 @@ from typing import Protocol
 
 from anyio.abc import TaskStatus
 
+from engine.constraints import (
+    Choice,
+    Constraint,
+    JsonBlock,
+    JsonBlocks,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    OnlyTokens,
+    OpenConstraint,
+    Regex,
+    TriggeredBlocks,
+    WithoutWords,
+)
+from engine.errors import (
+    Capability,
+    ChoiceFailed,
+    EmbeddingFailed,
+    EngineDead,
+    EngineError,
+    EngineNotReady,
+    EngineOverloaded,
+    InvalidConstraint,
+    RequestRejected,
+    RequestTooLarge,
+    UnsupportedByEngine,
+)
 from engine.stats import EngineStats
+
+__all__ = [
+    "CallDelta",
+    "Capability",
+    "ChatPrompt",
+    "Choice",
+    "ChoiceFailed",
+    "ChoiceStream",
+    "ChoiceUpdate",
+    "Constraint",
+    "EmbedRequest",
+    "Embedding",
+    "EmbeddingFailed",
+    "EmbeddingInfo",
+    "EndReason",
+    "Engine",
+    "EngineDead",
+    "EngineError",
+    "EngineHealth",
+    "EngineInfo",
+    "EngineNotReady",
+    "EngineOverloaded",
+    "EngineState",
+    "InvalidConstraint",
+    "JsonBlock",
+    "JsonBlocks",
+    "JsonObject",
+    "JsonSchema",
+    "Lark",
+    "OnlyTokens",
+    "OpenConstraint",
+    "Prompt",
+    "PromptInfo",
+    "Regex",
+    "Request",
+    "RequestRejected",
+    "RequestTooLarge",
+    "SamplingParams",
+    "StepRecord",
+    "Submission",
+    "TextDelta",
+    "TextLogprobs",
+    "TextPrompt",
+    "TokenLogprobs",
+    "TokenPrompt",
+    "TriggeredBlocks",
+    "UnsupportedByEngine",
+    "UpstreamHealth",
+    "WithoutWords",
+]
 
 
 class EndReason(StrEnum):
@@ -33,88 +110,6 @@ class EngineState(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     DEAD = "dead"
-
-
-class Capability(StrEnum):
-    """What an engine can do; a request that needs what is missing is refused by this name."""
-
-    TOKENS_IN = "tokens_in"
-    TEXT_IN = "text_in"
-    TOKENS_OUT = "tokens_out"
-    PAUSE = "pause"  # a choice whose reader is slow waits without holding up the others
-    ATOMIC_ADMISSION = "atomic_admission"
-    RELEASE_CONFIRMED = "release_confirmed"  # leaving `submit` means that the memory is free again
-    BITWISE = "bitwise"  # the same bits whatever else runs
-    CONSTRAINTS = "constraints"
-    PROMPT_LOGPROBS = "prompt_logprobs"
-    EMBEDDINGS = "embeddings"
-    SHARED_PROMPT = "shared_prompt"  # the prompt of n choices is computed once, not n times
-    KV_TRANSFER = "kv_transfer"  # keys and values of a prompt go to another machine, or come from one
-
-
-class EngineError(Exception):
-    """Base of all errors that an engine raises on purpose; `str()` is fit for a client."""
-
-
-class EngineOverloaded(EngineError):
-    """The queue has no room for all choices of the batch. retry_after: seconds."""
-
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class EngineNotReady(EngineError):
-    """The engine is loading or draining. retry_after: seconds."""
-
-    def __init__(self, message: str, retry_after: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class RequestTooLarge(EngineError):
-    """This request could never run, however idle the engine is. param: the field to blame, as the client knows it."""
-
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.param = param
-
-
-class InvalidConstraint(EngineError):
-    """A constraint does not compile. param: the field that holds it."""
-
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message)
-        self.param = param
-
-
-class RequestRejected(EngineError):
-    """A server that the request was passed on to refuses it for good. param, code: as it says."""
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
-        self.code = code
-
-
-class UnsupportedByEngine(EngineError):
-    """The engine lacks a capability that the request needs."""
-
-    def __init__(self, capability: Capability) -> None:
-        super().__init__(f"this engine does not support {capability.value}")
-        self.capability = capability
-
-
-class EngineDead(EngineError):
-    """The engine's thread has died; every open stream raises this."""
-
-
-class ChoiceFailed(EngineError):
-    """One choice could not go on (such as non-finite logits); its siblings are unharmed."""
-
-
-class EmbeddingFailed(EngineError):
-    """An input's vector could not be computed; other requests are unharmed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,104 +130,6 @@ class ChatPrompt:
 
 
 Prompt = TokenPrompt | TextPrompt | ChatPrompt
-
-
-@dataclass(frozen=True, slots=True)
-class JsonObject:
-    """Any JSON object. param, here and below: the field of the client that asks for it, named in refusals."""
-
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
-class JsonSchema:
-    """JSON text that a schema (itself JSON text) accepts, with at most one space wherever whitespace may stand."""
-
-    schema: str
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
-class Regex:
-    """Text that the pattern matches as a whole, in the syntax of Rust's `regex`; no lookaround."""
-
-    pattern: str
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lark:
-    """Text of llguidance's dialect of Lark grammars."""
-
-    grammar: str
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One of the options, exactly."""
-
-    options: tuple[str, ...]
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
-class JsonBlock:
-    """Fixed text, JSON text that the schema accepts, fixed text: a tool call, say."""
-
-    before: str
-    value: JsonSchema
-    after: str
-
-
-@dataclass(frozen=True, slots=True)
-class JsonBlocks:
-    """`start`, then one to max_blocks (None: any number) of the blocks in any order with `separator` between, `end`."""
-
-    blocks: tuple[JsonBlock, ...]
-    param: str
-    start: str = ""
-    separator: str = ""
-    end: str = ""
-    max_blocks: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TriggeredBlocks:
-    """Free text; wherever it comes to the trigger one of the blocks follows, and free text again.
-
-    max_blocks: how often it may, None for any number of times. marks: special tokens that free text may have, by their
-    spellings; it has none beside them.
-    """
-
-    blocks: tuple[JsonBlock, ...]
-    trigger: str
-    param: str
-    marks: tuple[str, ...] = ()
-    max_blocks: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OnlyTokens:
-    """Text of these tokens alone; the end of sequence is none of them unless it is named."""
-
-    token_ids: tuple[int, ...]
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
-class WithoutWords:
-    """Text that none of the words occurs in, however it is cut into tokens."""
-
-    words: tuple[str, ...]
-    param: str
-
-
-OpenConstraint = OnlyTokens | WithoutWords
-"""Of a text that is never complete: stop tokens, ignore_eos and min_tokens mean what they always do."""
-
-Constraint = JsonObject | JsonSchema | Regex | Lark | Choice | JsonBlocks | TriggeredBlocks | OpenConstraint
-"""What a choice's text must be, as a specification: entering `submit` compiles it or raises InvalidConstraint."""
 
 
 @dataclass(frozen=True, slots=True)
