@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ def ours() -> list[dict[str, Any]]:
     return [service for name, service in compose()["services"].items() if name.startswith("chorus")]
 
 
+def image_variables(path: Path) -> dict[str, str]:
+    return dict(re.findall(r"(?:ENV | {4})(\w+)=(\S+)", path.read_text()))
+
+
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_image(path: Any) -> None:
     text = path.read_text()
@@ -32,7 +37,7 @@ def test_image(path: Any) -> None:
     assert re.search(r"^USER 10001$", text, re.MULTILINE)
     assert 'ENTRYPOINT ["python", "-P", "-m", "service"]' in text
     assert "HEALTHCHECK" in text and "/health/ready" in text
-    variables = dict(re.findall(r"(?:ENV | {4})(CHORUS_\w+)=(\S+)", text))
+    variables = image_variables(path)
     assert variables["CHORUS_HOST"] == "0.0.0.0" and variables["CHORUS_CACHE_DIR"] == "/var/cache/chorus"
     read_settings(variables)
     assert unknown_variables(variables) == []
@@ -55,6 +60,15 @@ def test_compose_runs_the_server_as_the_chart_does(service: dict[str, Any]) -> N
     assert int(service["stop_grace_period"].removesuffix("s")) >= settings.drain_seconds + 10 + 15
     assert [port for port in service["ports"] if not port.startswith("127.0.0.1:")] == [], "it has no keys"
     assert service["build"]["dockerfile"] in {f"deploy/{path.name}" for path in DOCKERFILES}
+
+
+@pytest.mark.parametrize("service", ours(), ids=lambda service: service["image"])
+def test_compose_without_variables_outside_keeps_the_images_model(service: dict[str, Any]) -> None:
+    """A variable without a value is taken out of the container, where the package with the default model is not."""
+    path = ROOT / service["build"]["dockerfile"]
+    given, own = service["environment"], image_variables(path)
+    assert [name for name in own if name in given and given[name] is None] == []
+    assert given["CHORUS_MODEL"] == f"${{CHORUS_MODEL:-{own['CHORUS_MODEL']}}}"
 
 
 def test_compose_mounts_files_that_are_there() -> None:
