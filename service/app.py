@@ -37,6 +37,7 @@ from service.lifespan import OnDeath, Services, engine_lifespan
 from service.logs import configure_logging, log_event, wanted_format
 from service.metrics import Metrics
 from service.refusal import turn_away_stranger
+from service.response_store import ResponseStore
 from service.settings import Settings, SettingsError, read_settings, unknown_variables, write_library_variables
 from service.template_workers import TemplateWorkers
 
@@ -65,6 +66,7 @@ def create_app(
         engine=engine,
         metrics=Metrics(engine, settings.metrics_compat),
         templates=TemplateWorkers(settings.template_timeout),
+        responses=_response_store(settings),
         tracing=_tracing(settings),
         on_death=on_death,
     )
@@ -101,6 +103,14 @@ def _controllers(settings: Settings) -> list[type[Controller]]:
         OpsController,
     ]
     return [*api, PlaygroundController] if settings.playground else [*api]
+
+
+def _response_store(settings: Settings) -> ResponseStore | None:
+    if settings.responses_store is None:
+        return None
+    return ResponseStore(
+        settings.responses_store, max_bytes=settings.responses_max_bytes, max_age=settings.responses_max_age
+    )
 
 
 def _read_keys(settings: Settings) -> KeyFile | None:

@@ -21,7 +21,6 @@ from service.passing import passed_chat
 from service.requests import Plan, make_job, wanted_tokens
 from service.sampling import show_rules, text_rules
 from service.schemas.common import SamplingFields
-from service.schemas.responses import Response
 from service.shortening import shortened_prompt
 from service.structured import both_say, field_of
 from service.tools import ToolUse
@@ -30,7 +29,7 @@ from service.tools import ToolUse
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A conversation and what is asked of its next turn. text: what the text must be. truncates: what does not fit is
-    left out from the start. response: as in a job.
+    left out from the start.
     """
 
     kind: Kind
@@ -45,7 +44,6 @@ class Turn:
     n: int = 1
     fan_out: FanOutRules = STEERED_BY_NOTHING
     truncates: bool = False
-    response: Response | None = None
 
 
 async def make_chat_job(request: SamplingFields, turn: Turn, services: Services, arrival: Arrival) -> GenerationJob:
@@ -91,7 +89,6 @@ async def _tokenised(request: SamplingFields, turn: Turn, services: Services) ->
         text=_with_parsers(text_rules(request, continues=continues), tools, reasoning, tail, continued),
         constraint=constraint,
         checked=() if tools is None else tools.checked,
-        response=turn.response,
     )
     return plan, api.TokenPrompt(tuple(token_ids))
 

@@ -20,9 +20,11 @@ from service.errors import ApiError, error_body
 from service.fan_out import FanOut
 from service.finished import FinishedRequest, Outcome
 from service.generation import Batch, generate
+from service.kept_responses import to_be_kept
 from service.logs import log_event
 from service.presenter import Presenter
 from service.presenters import PRESENTERS
+from service.response_presenter import ResponsePresenter
 from service.running import RunningRequest
 from service.schemas.common import Usage
 from service.tokenizer import Tokenizer
@@ -132,9 +134,21 @@ class GenerationResponse(ASGIResponse):
                 except Exception as error:
                     self._failure = error
             self._failure = running.failure or self._failure
+            if self._failure is None:
+                await self._keep(self._presenter)
             # Hypercorn reports the end of an answer as a disconnect too: it may not cut the last send short.
             watch.cancel()
             await writer.end(self._failure)
+
+    async def _keep(self, presenter: Presenter) -> None:
+        """Before the client is told that its response is complete."""
+        store, job = self._services.responses, self._job
+        if store is None or job.kept_input is None or not isinstance(presenter, ResponsePresenter):
+            return
+        try:
+            await store.save(to_be_kept(job, presenter.body()), job.caller.owner)
+        except ApiError as error:
+            self._failure = error
 
     async def _produce(
         self,

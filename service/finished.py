@@ -48,7 +48,7 @@ def refusal_reason(error: Exception) -> RefusalReason:
         return "too_large"
     by_status: dict[int, RefusalReason] = {
         401: "unauthorized",
-        404: "unknown_model",
+        404: "unknown_model" if info.code == "model_not_found" else "invalid",
         429: "key_limit",
         503: "not_ready",
     }

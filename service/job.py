@@ -11,6 +11,7 @@ from engine import api
 from service.auth import ANYONE, Caller
 from service.choice_text import TextRules
 from service.fan_out import STEERED_BY_NOTHING, FanOutRules
+from service.schemas.response_items import InputItem
 from service.schemas.responses import Response
 from service.settings import Settings
 
@@ -63,8 +64,8 @@ class GenerationJob:
 
     batch: one engine request per prompt; choice i of prompt p has index p * n + i. created: unix seconds.
     request_id: the client's own, echoed. timeout: seconds from received_at, which is of time.monotonic(), to the
-    deadline. response: what the answer of a response repeats of its request; else None. asked: the messages, only where
-    traces are to have them.
+    deadline. response: what the answer of a response repeats of its request; else None. kept_input: of a response that
+    is to be stored. asked: the messages, only where traces are to have them.
     """
 
     kind: Kind
@@ -80,6 +81,7 @@ class GenerationJob:
     show: ShowRules = ShowRules()
     fan_out: FanOutRules = STEERED_BY_NOTHING
     response: Response | None = None
+    kept_input: Sequence[InputItem] | None = None
     asked: Sequence[RenderedMessage] = ()
     caller: Caller = ANYONE
     received_at: float = 0.0

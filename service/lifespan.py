@@ -19,6 +19,7 @@ from service.limits import Quotas
 from service.logs import log_event
 from service.metrics import Metrics
 from service.model_parsers import ModelParsers, parsers_of
+from service.response_store import ResponseStore
 from service.running import RunningEmbedding, RunningRequests
 from service.settings import Settings
 from service.template_workers import TemplateWorkers
@@ -55,6 +56,7 @@ class Services:
     running: RunningRequests = field(default_factory=RunningRequests)
     running_embeddings: set[RunningEmbedding] = field(default_factory=set)
     quotas: Quotas = field(default_factory=Quotas)
+    responses: ResponseStore | None = None
     tracing: Recorder | None = None
     failure: str | None = None
     on_death: OnDeath | None = None
@@ -124,6 +126,8 @@ def engine_lifespan(services: Services) -> Callable[[Litestar], AbstractAsyncCon
             group.start_soon(_watch_engine, services)
             if services.tracing is not None:
                 group.start_soon(services.tracing.run)
+            if services.responses is not None:
+                group.start_soon(services.responses.run)
             yield
             services.engine.stop()
             group.cancel_scope.cancel()

@@ -18,6 +18,7 @@ from service.schemas.embedding_fields import EMBEDDING_FIELDS
 from service.schemas.embeddings import EmbeddingCreateRequest, EmbeddingList
 from service.schemas.field_rules import FieldRule
 from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS
+from service.schemas.kept_responses import DeletedResponse, ItemList
 from service.schemas.models import ModelCard, ModelList
 from service.schemas.requests import Cancelled, RunningRequestList
 from service.schemas.response_events import Event
@@ -29,7 +30,7 @@ from service.schemas.tokenize import Detokenized, DetokenizeRequest, RenderedCha
 ERRORS = {
     400: "The request is malformed or asks for what is not supported; `param` names the field.",
     401: "No known API key came with it.",
-    404: "No such model, URL or running request.",
+    404: "No such model, URL, response or running request.",
     405: "The URL does not take this method.",
     413: "The body is too large.",
     415: "The body is not JSON.",
@@ -43,6 +44,7 @@ REQUESTS = (
     ("/v1/responses", "ResponseRequest", RESPONSE_FIELDS),
     ("/v1/embeddings", "EmbeddingCreateRequest", EMBEDDING_FIELDS),
 )
+KEPT_ERRORS = (400, 401, 404, 500, 503)
 GENERATION_ERRORS = (400, 401, 404, 413, 415, 429, 500, 503)
 
 Json = dict[str, Any]
@@ -77,6 +79,9 @@ _RESPONSE_ID = {
     "description": "The answer's `id`, also its header X-Chorus-Response-Id.",
     "schema": {"type": "string"},
 }
+_LIMIT = {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}}
+_ORDER = {"name": "order", "in": "query", "schema": {"enum": ["asc", "desc"], "default": "desc"}}
+_AFTER = {"name": "after", "in": "query", "description": "The item before.", "schema": {"type": "string"}}
 _INDEX = {"name": "index", "in": "path", "required": True, "schema": {"type": "integer"}}
 _TIMEOUT = {
     "name": "X-Request-Timeout",
@@ -118,6 +123,38 @@ OPERATIONS = (
         GENERATION_ERRORS,
         "ResponseRequest",
         (_REQUEST_ID, _TIMEOUT),
+    ),
+    _Operation(
+        "/v1/responses/{response_id}",
+        "get",
+        "A response that is kept, or runs and will be",
+        {"application/json": _ref("Response")},
+        KEPT_ERRORS,
+        parameters=(_RESPONSE_ID,),
+    ),
+    _Operation(
+        "/v1/responses/{response_id}",
+        "delete",
+        "Delete a response that is kept",
+        {"application/json": _ref("DeletedResponse")},
+        KEPT_ERRORS,
+        parameters=(_RESPONSE_ID,),
+    ),
+    _Operation(
+        "/v1/responses/{response_id}/input_items",
+        "get",
+        "The input of a response that is kept, the last item first",
+        {"application/json": _ref("ItemList")},
+        KEPT_ERRORS,
+        parameters=(_RESPONSE_ID, _LIMIT, _ORDER, _AFTER),
+    ),
+    _Operation(
+        "/v1/responses/{response_id}/cancel",
+        "post",
+        "Cancel a response that runs; its client gets what was made",
+        {"application/json": _ref("Response")},
+        KEPT_ERRORS,
+        parameters=(_RESPONSE_ID,),
     ),
     _Operation(
         "/v1/chat/completions/render",
@@ -255,6 +292,8 @@ def _schemas() -> Json:
         Response,
         *get_args(Event),
         *get_args(InputItem),
+        DeletedResponse,
+        ItemList,
         ModelCard,
         ModelList,
         RunningRequestList,

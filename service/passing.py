@@ -88,7 +88,6 @@ def passed_chat(request: SamplingFields, turn: Turn, settings: Settings, caller:
         show=replace(show, may_call=tools is not None, named_call=tools is not None and tools.named),
         text=text_rules(request, continues=wish.continues),
         constraint=None,
-        response=turn.response,
         sent=sent,
     )
     return plan, ChatPrompt(tuple(map(_message, turn.messages)))

@@ -23,7 +23,6 @@ from service.lifespan import Services
 from service.sampling import choices, given
 from service.schemas.common import SamplingFields
 from service.schemas.field_rules import FieldRule, Use
-from service.schemas.responses import Response
 from service.structured import check_constraint
 from service.tokenizer import Tokenizer
 
@@ -38,7 +37,7 @@ MAX_PROMPT_LOGPROBS = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the endpoints differ in. *_param: the fields to blame, as the client named them. response: as in a job.
+    """What the endpoints differ in. *_param: the fields to blame, as the client named them.
     sent: fields that go on to the engine as they came, None where it gets tokens.
     """
 
@@ -53,7 +52,6 @@ class Plan:
     text: TextRules
     constraint: api.Constraint | None
     checked: tuple[api.Constraint, ...] = ()
-    response: Response | None = None
     sent: Mapping[str, object] | None = None
 
 
@@ -140,7 +138,6 @@ def make_job(
         request_id=given(request.request_id, arrival.request_id),
         show=plan.show,
         fan_out=plan.fan_out,
-        response=plan.response,
         caller=caller,
         received_at=arrival.received_at,
         timeout=arrival.seconds(request.timeout, services.settings),

@@ -42,10 +42,11 @@ def read_input(given: str | Sequence[Mapping[str, Any]]) -> list[Placed]:
         return [Placed(InputMessage(role="user", content=given), "input")]
     if not given:
         raise invalid("`input` is an empty array.", "input", "empty_array")
-    return [_read(item, f"input[{number}]") for number, item in enumerate(given)]
+    return [read_item(item, f"input[{number}]") for number, item in enumerate(given)]
 
 
-def _read(given: Mapping[str, Any], place: str) -> Placed:
+def read_item(given: Mapping[str, Any], place: str) -> Placed:
+    """Raises ApiError (400) naming the place."""
     kind = given.get("type")
     if kind is None:
         kind = "message" if "role" in given else "item_reference"

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     from service.job import GenerationJob
 
 
+def begun(job: GenerationJob) -> Response:
+    """The response before anything of it is there."""
+    assert job.response is not None
+    return replace(job.response, id=job.response_id, created_at=job.created)
+
+
 class ResponsePresenter(Presenter):
     """Its one choice. `response.completed` and its like come last of all: what has to be done before is done then."""
 
@@ -44,13 +50,13 @@ class ResponsePresenter(Presenter):
         self, job: GenerationJob, prompts: Sequence[PromptInfo], fan_out: FanOut, tokenizer: Tokenizer
     ) -> None:
         super().__init__(job, prompts, fan_out, tokenizer)
-        assert job.response is not None
-        self._blank = replace(job.response, id=job.response_id, created_at=job.created)
+        self._blank = begun(job)
         self._numbers = itertools.count()
         self._output = ResponseOutput(job.response_id, self._number)
         self._waiting: list[Piece] = []
         self._num_waiting = 0
         self._end: ChoiceEvent | None = None
+        self._whole: Response | None = None
         self._has_begun = False
 
     def _number(self) -> int:
@@ -112,6 +118,12 @@ class ResponsePresenter(Presenter):
         self._add(event)
 
     def body(self) -> Response:
+        """The same one each time: what is kept is what the client gets."""
+        if self._whole is None:
+            self._whole = self._ended()
+        return self._whole
+
+    def _ended(self) -> Response:
         assert self._end is not None and self._end.end_reason is not None
         end_reason, stop_reason = self._end.end_reason, self._end.stop_reason
         status = _STATUS.get(end_reason, "incomplete")

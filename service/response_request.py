@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine import api
-from service.chat_job import Turn, make_chat_job
+from service.chat_job import Turn, check_num_messages, make_chat_job
 from service.chat_options import TemplateWish
-from service.errors import INVALID, ApiError, ErrorInfo, invalid
+from service.errors import invalid
 from service.job import Arrival, GenerationJob
+from service.kept_responses import kept_conversation
 from service.lifespan import Services
 from service.requests import check_common, fan_out_of, in_thread, refuse_fields
 from service.response_input import read_input, render_items
@@ -42,13 +45,16 @@ async def prepare_response(request: ResponseRequest, services: Services, arrival
     services.check_ready()
     if request.input is None:
         raise invalid("Missing required parameter: `input`.", "input", "missing_required_parameter")
-    if request.previous_response_id is not None:
-        raise _no_previous(request.previous_response_id)
-    items = await in_thread(lambda _, given=request.input: read_input(given), services)
+    asked, is_kept = request.input, services.responses is not None and request.store is not False
+    given_items = await in_thread(lambda _: read_input(asked), services)
+    items = await kept_conversation(request.previous_response_id, given_items, services.responses, arrival.caller)
+    messages = render_items(request.instructions, items)
+    if request.truncation != "auto":
+        check_num_messages(len(messages), "input", services)
     turn = Turn(
         kind="response",
         id_prefix="resp_",
-        messages=render_items(request.instructions, items),
+        messages=messages,
         template=_template_wish(request),
         tools=tool_use(_tool_wish(request), services.parsers),
         text=constraint_of(request, _text_constraint(request)),
@@ -57,9 +63,12 @@ async def prepare_response(request: ResponseRequest, services: Services, arrival
         logprobs=logprobs,
         fan_out=fan_out,
         truncates=request.truncation == "auto",
-        response=_repeated(request),
     )
-    return await make_chat_job(request, turn, services, arrival)
+    job = await make_chat_job(request, turn, services, arrival)
+    if services.responses is not None and is_kept:
+        await services.responses.check()
+    kept_input = [placed.item for placed in given_items] if is_kept else None
+    return replace(job, response=_repeated(request, is_kept), kept_input=kept_input)
 
 
 def _logprobs(request: ResponseRequest) -> int | None:
@@ -112,7 +121,7 @@ def _text_constraint(request: ResponseRequest) -> api.Constraint | None:
     return None
 
 
-def _repeated(request: ResponseRequest) -> Response:
+def _repeated(request: ResponseRequest, is_kept: bool) -> Response:
     """id and created_at are the job's."""
     reasoning = request.reasoning or ReasoningOptions()
     text = request.text or TextOptions()
@@ -130,7 +139,7 @@ def _repeated(request: ResponseRequest) -> Response:
         prompt_cache_key=request.prompt_cache_key,
         reasoning=ReasoningShown(effort=reasoning.effort, summary=reasoning.summary or reasoning.generate_summary),
         safety_identifier=request.safety_identifier,
-        store=False,
+        store=is_kept,
         temperature=given(request.temperature, 1.0),
         text=TextShown(format=text.format or TextFormat()),
         tool_choice=given(request.tool_choice, "auto"),
@@ -144,8 +153,3 @@ def _repeated(request: ResponseRequest) -> Response:
 
 def _tool_shown(tool: ResponseTool) -> ToolShown:
     return ToolShown(name=tool.name, description=tool.description, parameters=tool.parameters, strict=bool(tool.strict))
-
-
-def _no_previous(response_id: str) -> ApiError:
-    message = f"Previous response with id '{response_id}' not found."
-    return ApiError(ErrorInfo(404, message, INVALID, "previous_response_id", "previous_response_not_found"))

@@ -235,6 +235,13 @@ class Settings:
     trace_content: bool = _setting(False, switch, "spans have the texts of prompts and answers too")
     playground: bool = _setting(True, switch, "serve the playground, a page at /")
     debug: bool = _setting(False, switch, "serve /debug/steps, the engine's last steps")
+    responses_store: Path | None = _setting(  # noqa: RUF009
+        None, path, "SQLite file that keeps responses for `previous_response_id`; texts are in it", "none are kept"
+    )
+    responses_max_bytes: int = _setting(2**30, size, "most that the kept responses may hold", "1GiB")
+    responses_max_age: float = _setting(
+        30 * 86400.0, seconds(0.001), "seconds after its last use for which a response is kept"
+    )
     backlog: int = _setting(2048, integer(1), "connections that may wait to be accepted")
 
     @property

@@ -16,8 +16,12 @@ async def shortened_prompt(
 
     System messages stay, the last message too, and what a call gave goes with the call.
     """
-    starts = [number for number, message in enumerate(messages) if message["role"] not in ("system", "tool")]
-    tried = await prompt(messages)
+    starts = [number for number, message in enumerate(messages) if message["role"] not in ("system", "tool")] or [0]
+    if len(messages) <= room:
+        starts[0] = 0
+    else:  # each is a token at least
+        starts = [start for start in starts if len(messages) - start <= room] or starts[-1:]
+    tried = await prompt(_from(messages, starts[0]))
     fitting = tried if len(tried[0]) <= room else None
     low, high = (1, len(starts) - 1) if fitting is None else (1, 0)  # of starts, the first that fits
     while low <= high:

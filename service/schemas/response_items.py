@@ -14,8 +14,8 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ItemId = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
-class _Given(Struct, tag_field="type", kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Told apart by `type`. null equals absent."""
+class _Given(Struct, tag_field="type", omit_defaults=True, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Told apart by `type`. null equals absent, and is not listed either."""
 
 
 class InputText(_Given, tag="input_text", kw_only=True, frozen=True):
@@ -81,7 +81,7 @@ class ReasoningText(_Given, tag="reasoning_text", kw_only=True, frozen=True):
 
 
 class ReasoningItem(_Given, tag="reasoning", kw_only=True, frozen=True):
-    summary: list[SummaryText] = []
+    summary: list[SummaryText]
     content: list[ReasoningText] | None = None
     id: ItemId | None = None
     status: ItemStatus | None = None

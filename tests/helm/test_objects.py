@@ -238,6 +238,8 @@ def test_every_value_reaches_the_server_as_it_was_given() -> None:
         "ping_seconds": 5.0,
         "drain_seconds": 300.0,
         "keep_alive_seconds": 620.0,
+        "responses_max_bytes": 2**32,
+        "responses_max_age": 3600.0,
         "backlog": 4096,
     }
     assert {name: getattr(settings, name) for name in expected} == expected
@@ -249,6 +251,17 @@ def test_values_that_are_null_leave_the_servers_defaults() -> None:
     changed = {name for name in settings.public() if getattr(settings, name) != getattr(defaults, name)}
     assert changed == {"host", "device", "cache_dir", "drain_seconds"}
     assert (settings.keep_alive_seconds, settings.backlog, settings.drain_seconds) == (75, 2048, 110)
+
+
+def test_kept_responses_have_a_volume_that_can_be_written() -> None:
+    objects = rendered("responses")
+    store = Path(environment(objects)["CHORUS_RESPONSES_STORE"])
+    (mount,) = (one for one in server(objects)["volumeMounts"] if one["mountPath"] == str(store.parent))
+    assert not mount.get("readOnly")
+    volumes = {one["name"]: one for one in deployment(objects)["template"]["spec"]["volumes"]}
+    assert volumes[mount["name"]]["persistentVolumeClaim"] == {"claimName": "chorus-responses"}
+    assert deployment(objects)["strategy"]["rollingUpdate"]["maxSurge"] == 0, "two pods never have the file"
+    assert "CHORUS_RESPONSES_STORE" not in environment(rendered())
 
 
 def test_engine_has_as_many_threads_as_the_pod_has_cpus() -> None:
@@ -299,7 +312,7 @@ def test_pods_are_restricted(value_set: str) -> None:
 
 
 @every_value_set
-def test_mounts_have_volumes_and_only_scratch_is_writable(value_set: str) -> None:
+def test_mounts_have_volumes_and_only_scratch_and_responses_are_writable(value_set: str) -> None:
     for _, spec in pod_specs(rendered(value_set)):
         volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
         mounted = set()
@@ -309,7 +322,7 @@ def test_mounts_have_volumes_and_only_scratch_is_writable(value_set: str) -> Non
             for mount in container.get("volumeMounts", []):
                 mounted.add(mount["name"])
                 fills = container["name"] == "download" and mount["name"] == "model"
-                if not mount.get("readOnly") and not fills:
+                if not mount.get("readOnly") and not fills and mount["name"] != "responses":
                     assert "emptyDir" in volumes[mount["name"]]
                     assert mount["mountPath"] in ("/tmp", "/var/cache/chorus", "/dev/shm")
         assert mounted == set(volumes)

@@ -29,6 +29,7 @@ ELSEWHERE = VLLM | {
     "metrics_compat": "monitoring.compat",
     "model": "model.source",
     "otlp_endpoint": "monitoring.otlpEndpoint",
+    "responses_store": "responses.existingClaim",
     "served_model_name": "model.servedName",
     "trace_content": "monitoring.traceContent",
     "upstream_api_key": "engine.upstream.apiKeySecret.name",

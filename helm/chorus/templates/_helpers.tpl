@@ -96,7 +96,7 @@ capabilities:
 
 {{/* One pod at a time may hold the claim, so a rollout has to stop the old pod first. */}}
 {{- define "chorus.hasExclusiveClaim" -}}
-{{- if and (eq .Values.model.source "newClaim") (ne .Values.model.newClaim.accessMode "ReadWriteMany") }}true{{ end }}
+{{- if or .Values.responses.existingClaim (and (eq .Values.model.source "newClaim") (ne .Values.model.newClaim.accessMode "ReadWriteMany")) }}true{{ end }}
 {{- end }}
 
 {{- define "chorus.hubEnv" -}}

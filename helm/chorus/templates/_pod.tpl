@@ -38,6 +38,10 @@
   mountPath: {{ .Values.model.mountPath }}
   readOnly: true
 {{- end }}
+{{- if .Values.responses.existingClaim }}
+- name: responses
+  mountPath: {{ .Values.responses.mountPath }}
+{{- end }}
 {{- if .Values.apiKeys.existingSecret }}
 - name: api-keys
   mountPath: /etc/chorus/api-keys
@@ -49,6 +53,11 @@
 {{ include "chorus.scratchVolumes" . }}
 {{- if include "chorus.hasModelVolume" . }}
 {{ include "chorus.modelVolume" . }}
+{{- end }}
+{{- with .Values.responses.existingClaim }}
+- name: responses
+  persistentVolumeClaim:
+    claimName: {{ . }}
 {{- end }}
 {{- with .Values.apiKeys }}
 {{- if .existingSecret }}

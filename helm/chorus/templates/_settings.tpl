@@ -18,6 +18,9 @@ null leaves a setting to the server's own default. tests/helm holds values.yaml 
 {{- if .Values.apiKeys.existingSecret }}
 {{- $_ := set $settings "CHORUS_API_KEYS_FILE" "/etc/chorus/api-keys/keys" }}
 {{- end }}
+{{- if .Values.responses.existingClaim }}
+{{- $_ := set $settings "CHORUS_RESPONSES_STORE" (printf "%s/responses.sqlite" .Values.responses.mountPath) }}
+{{- end }}
 {{- with .Values.monitoring.port }}
 {{- $host := ternary (printf "[%s]" $.Values.server.host) $.Values.server.host (contains ":" $.Values.server.host) }}
 {{- $_ := set $settings "CHORUS_METRICS_BIND" (printf "%s:%d" $host (int .)) }}
@@ -66,6 +69,9 @@ null leaves a setting to the server's own default. tests/helm holds values.yaml 
 {{- fail "engine.type upstream has no model here: model.source would mount or load one for nothing" }}
 {{- end }}
 {{- if and (include "chorus.hasExclusiveClaim" .) (or (gt (int .Values.replicaCount) 1) (ne .Values.autoscaling.type "none")) }}
+{{- if .Values.responses.existingClaim }}
+{{- fail "responses.existingClaim is one pod's alone, so there can be one pod only" }}
+{{- end }}
 {{- fail "model.newClaim.accessMode is ReadWriteOnce, so there can be one pod only: use ReadWriteMany or another model.source" }}
 {{- end }}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
