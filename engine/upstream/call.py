@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import anyio
 import httpx
-from httpx_sse import EventSource, SSEError
+from httpx_sse import EventSource
 
 from engine.api import (
     ChoiceFailed,
@@ -23,7 +24,7 @@ from engine.api import (
 )
 from engine.streams import BufferedChoiceStream
 from engine.upstream.answer import Answer, Usage
-from engine.upstream.asking import body_of, path_of, prefix_key
+from engine.upstream.asking import body_of, path_of
 from engine.upstream.fleet import Fleet, Upstream
 from engine.upstream.refusals import Refusal, refusal_of
 
@@ -71,6 +72,7 @@ class Call:
         self._prompt = prompt
         self._params = params
         self._terms = terms
+        self._upstream: Upstream | None = None
         self._scope = anyio.CancelScope()
         self._taken = anyio.Event()
         self._answer = Answer()
@@ -83,6 +85,7 @@ class Call:
         self.is_answered = False
         self.on_news: Callable[[], None] = lambda: None
         self.ended = anyio.Event()
+        self._move_to(prompt.upstream)
 
     @property
     def num_tokens(self) -> int:
@@ -108,6 +111,7 @@ class Call:
             logger.exception("an upstream's answer could not be dealt with")
             self._fail(ChoiceFailed("the upstream's answer could not be dealt with"))
         finally:
+            self._move_to(None)
             self.stream.finish(EngineNotReady(SHUTTING_DOWN))
             self._tell()
             self.ended.set()
@@ -132,19 +136,26 @@ class Call:
             self.cancel()
 
     async def _try_until_begun(self) -> None:
-        upstream: Upstream | None = self._prompt.upstream
         tried: list[Upstream] = []
-        while upstream is not None:
-            tried.append(upstream)
+        while self._upstream is not None:
+            tried.append(self._upstream)
             try:
-                with upstream.carrying():
-                    await self._ask_counted(upstream)
+                await self._ask_counted(self._upstream)
                 return
             except Refusal as refusal:
                 may_retry = refusal.is_passing and not self._answer.has_begun and len(tried) <= self._terms.max_retries
-                upstream = self._terms.fleet.choose(self._prompt.key, tried) if may_retry else None
-                if upstream is None:
+                other = self._terms.fleet.choose(self._prompt.key, tried) if may_retry else None
+                self._move_to(other)
+                if other is None:
                     self._fail(refusal.error)
+
+    def _move_to(self, upstream: Upstream | None) -> None:
+        """The upstream whose the choice is, if any."""
+        if self._upstream is not None:
+            self._upstream.release()
+        if upstream is not None:
+            upstream.take()
+        self._upstream = upstream
 
     async def _ask_counted(self, upstream: Upstream) -> None:
         outcome = "cancelled"
@@ -163,7 +174,7 @@ class Call:
         request, is_open = self._prompt.request, False
         body = body_of(request, self._params, upstream.model, upstream.max_model_len)
         try:
-            async with self._terms.http.stream("POST", upstream.url + path_of(request), content=body) as response:
+            async with aclosing(await _post(self._terms.http, upstream.url + path_of(request), body)) as response:
                 is_open = True
                 await self._read(response, upstream)
         except (httpx.TransportError, httpx.DecodingError) as error:
@@ -173,12 +184,13 @@ class Call:
             if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                 upstream.set_down(reason)  # the next poll may find it again
             raise Refusal.unreachable(reason) from None
-        except SSEError as error:
-            raise Refusal.broken(str(error)) from None
 
     async def _read(self, response: httpx.Response, upstream: Upstream) -> None:
         if response.status_code != 200:
             raise refusal_of(response.status_code, await response.aread(), response.headers.get("retry-after"))
+        kind = response.headers.get("content-type", "of no type")
+        if not kind.startswith("text/event-stream"):
+            raise Refusal.broken(f"it is {kind[:100]}, not text/event-stream")
         self._response = response
         self._tell()
         events = EventSource(response).aiter_sse()
@@ -241,6 +253,28 @@ class Call:
         self._taken.set()
 
 
+class _Body(httpx.AsyncByteStream):
+    """Of a request. No generator, which a cancelled send would leave suspended (see `_unwind`)."""
+
+    def __init__(self, body: bytes) -> None:
+        self._rest: list[bytes] = [body]
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._rest:
+            raise StopAsyncIteration
+        return self._rest.pop()
+
+
+async def _post(http: httpx.AsyncClient, url: str, body: bytes) -> httpx.Response:
+    """The answer's beginning, to be closed."""
+    request = http.build_request("POST", url, headers={"content-length": str(len(body))})
+    request.stream = _Body(body)
+    return await http.send(request, stream=True)
+
+
 async def _unwind(events: AsyncIterator[object]) -> None:
     """End every generator that the HTTP client has stacked up below this one: closing it would leave them suspended,
     for the garbage collector to find. A read that is cancelled in the lowest of them ends them all, and the connection.
@@ -249,9 +283,3 @@ async def _unwind(events: AsyncIterator[object]) -> None:
         scope.cancel()
         async for _ in events:
             pass
-
-
-def open_prompt(request: Request, fleet: Fleet) -> Prompt:
-    """Raises EngineNotReady."""
-    key = prefix_key(request)
-    return Prompt(request, fleet.choose_or_refuse(key), key)

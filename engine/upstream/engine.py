@@ -26,7 +26,8 @@ from engine.api import (
     UnsupportedByEngine,
 )
 from engine.config import EngineConfig, UpstreamConfig
-from engine.upstream.call import SHUTTING_DOWN, Call, Prompt, Terms, open_prompt
+from engine.upstream.asking import prefix_key
+from engine.upstream.call import SHUTTING_DOWN, Call, Prompt, Terms
 from engine.upstream.fleet import Fleet
 
 CAPABILITIES = frozenset({Capability.TEXT_IN, Capability.TOKENS_IN, Capability.PAUSE})
@@ -168,10 +169,18 @@ class UpstreamEngine:
             raise EngineNotReady(health.reason or "the engine does not run")
         for request in batch:
             _check(request)
-        prompts = [open_prompt(request, self._fleet) for request in batch]
+        first = self._fleet.choose(prefix_key(batch[0]))
+        if first is None:
+            raise EngineNotReady(self._fleet.reason or "every upstream that is up has failed too often just now")
         self._admission.book(sum(len(request.choices) for request in batch), 0)
         terms = Terms(self._http, self._fleet, self._upstream.max_retries, self._config.stream_credit)
-        calls = [Call(prompt, params, terms) for prompt in prompts for params in prompt.request.choices]
+        prompts: list[Prompt] = []
+        calls: list[Call] = []
+        for request in batch:
+            key = prefix_key(request)
+            # a circuit that lets one try through has room for no other, but a batch is one
+            prompts.append(Prompt(request, self._fleet.choose(key) or first, key))
+            calls += [Call(prompts[-1], params, terms) for params in request.choices]
         for call in calls:
             call.stream.on_end = self._admission.end_choice
             self._calls[call] = None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 
 import anyio
 import httpx
@@ -13,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from uhashring import HashRing
 
-from engine.api import EngineNotReady, UpstreamHealth
+from engine.api import UpstreamHealth
 from engine.upstream.circuit import Circuit
 
 logger = logging.getLogger("chorus.upstream")
@@ -53,15 +52,14 @@ class Upstream:
     def is_available(self) -> bool:
         return self.reason is None and self.circuit.lets_through
 
-    @contextmanager
-    def carrying(self) -> Iterator[None]:
+    def take(self) -> None:
+        """A choice is its from now on, until `release`."""
         self.num_choices += 1
         self.circuit.begin()
-        try:
-            yield
-        finally:
-            self.num_choices -= 1
-            self.circuit.give_up()
+
+    def release(self) -> None:
+        self.num_choices -= 1
+        self.circuit.give_up()
 
     def set_down(self, reason: str) -> None:
         if self.reason is None:
@@ -116,12 +114,6 @@ class Fleet:
             return None
         share = BALANCE * sum(upstream.num_choices for upstream in usable) / len(usable) + SLACK
         return next(upstream for upstream in usable if upstream.num_choices <= share)
-
-    def choose_or_refuse(self, key: str) -> Upstream:
-        upstream = self.choose(key)
-        if upstream is None:
-            raise EngineNotReady(self.reason or "every upstream that is up has failed too often just now")
-        return upstream
 
     async def poll(self, upstream: Upstream, http: httpx.AsyncClient, seconds: float) -> None:
         """Ask it for its models now and again, for ever."""
