@@ -105,7 +105,7 @@ def choices(
             seed=(seed + index) % 2**64,
             temperature=temperature if temperature >= GREEDY_BELOW else 0.0,
             top_p=given(request.top_p, 1.0),
-            top_k=max(0, given(request.top_k, 0)),
+            top_k=min(max(0, given(request.top_k, 0)), vocab_size),
             min_p=given(request.min_p, 0.0),
             max_tokens=max_tokens,
             min_tokens=given(request.min_tokens, 0),

@@ -151,6 +151,7 @@ SHARED_ACCEPTED: list[tuple[str, Any, str, Any]] = [
     ("top_k", -1, "top_k", 0),
     ("top_k", 0, "top_k", 0),
     ("top_k", 5, "top_k", 5),
+    ("top_k", 10**30, "top_k", VOCAB_SIZE),
     ("min_p", 0, "min_p", 0.0),
     ("min_p", 0.5, "min_p", 0.5),
     ("min_tokens", 0, "min_tokens", 0),
