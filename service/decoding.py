@@ -23,7 +23,7 @@ MAX_INLINE_BYTES = 64 * 1024
 LINGER_SECONDS = 1.0
 """How long a body that is too large is read on and thrown away: a client that is reset mid-send never sees the 413."""
 
-_ERROR = re.compile(r"(?P<message>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?", re.DOTALL)
+_ERROR = re.compile(r"(?P<message>.*?)(?: - at (?:`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>.*)`", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 

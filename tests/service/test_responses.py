@@ -276,6 +276,7 @@ def test_a_wanted_call_is_enforced(seeing: Client, engine: ConstrainedEngine, ch
         ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
         ({"metadata": {"x": "y" * 513}}, "metadata[...]"),
+        ({"metadata": {"x" * 65: "y"}}, "metadata"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
