@@ -190,7 +190,12 @@ def make_llm(path: Path, config: EngineConfig, options: VllmOptions) -> Any:
         # 0.32 takes back a seeded draw of a prompt that is not yet complete, and its CPU generators cannot
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(config.max_num_batched_tokens, _context(path, config))
-    return LLMEngine.from_engine_args(EngineArgs(**arguments))
+    copies = options.data_parallel_size or 1
+    if copies > 1 and EngineArgs(**arguments).create_model_config().is_moe:
+        raise ModelLoadError(
+            "copies of a mixture of experts step together, as vLLM's own server has them"
+        )
+    return LLMEngine.from_engine_args(EngineArgs(**arguments), enable_multiprocessing=copies > 1)
 
 
 def _watch(llm: Any) -> queue.Queue[Any] | None:

@@ -55,6 +55,40 @@ class SchedulerStats:
         """vLLM asks for a line every few seconds."""
 
 
+class Copies:
+    """The copies of the model that data parallel makes, each a core in a process of its own.
+
+    vLLM's client talks to the one that it is turned to. The choices of a prompt go to one together, and share it there.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._cores: list[bytes] = list(getattr(client, "core_engines", ()))
+        self._load = dict.fromkeys(self._cores, 0)
+        self._places: dict[Sequence, bytes] = {}
+
+    @property
+    def is_one(self) -> bool:
+        return len(self._cores) < 2
+
+    def place(self, sequences: list[Sequence]) -> None:
+        if self.is_one:
+            return
+        core = min(self._cores, key=self._load.__getitem__)
+        self._load[core] += len(sequences)
+        self._places.update(dict.fromkeys(sequences, core))
+
+    def turn_to(self, sequence: Sequence) -> None:
+        """Before anything is said of it."""
+        if sequence in self._places:
+            self._client.core_engine = self._places[sequence]
+
+    def forget(self, sequence: Sequence) -> None:
+        core = self._places.pop(sequence, None)
+        if core is not None:
+            self._load[core] -= 1
+
+
 class VllmCore:
     """llm: an LLMEngine that logs stats. eos_token_ids: what ends a choice unless it ignores them."""
 
@@ -68,6 +102,7 @@ class VllmCore:
         self._live: dict[str, Sequence] = {}  # by the id that vLLM was given
         self._held: dict[Sequence, list[Sequence]] = {}  # siblings of one that tells of the prompt, until it has
         self._begun: set[str] = set()
+        self._copies = Copies(llm.engine_core)
         self._counts = SchedulerStats()
         llm.logger_manager = self._counts
         self._num_blocks: int = max(1, (llm.vllm_config.cache_config.num_gpu_blocks or 1) - 1)  # one is never used
@@ -84,6 +119,8 @@ class VllmCore:
         return bool(self._live)
 
     def add(self, prefills: list[Prefill]) -> list[Update]:
+        for prefill in prefills:
+            self._copies.place(prefill.sequences)
         return [update for prefill in prefills for update in self._begin(prefill.sequences)]
 
     def _begin(self, sequences: list[Sequence]) -> list[Update]:
@@ -120,9 +157,11 @@ class VllmCore:
                 kv_transfer_params=prompt.kv_transfer_params,
             )
             inputs = tokens_input(list(prompt.token_ids), cache_salt=salt)
+            self._copies.turn_to(sequence)
             self._llm.add_request(_name(sequence), inputs, params, priority=prompt.order[0])
         except (VLLMClientError, ValueError, InvalidConstraint) as error:
             sequence.ended = True
+            self._copies.forget(sequence)
             return [(sequence, ChoiceUpdate(end_reason=EndReason.ERROR, error=f"vLLM refuses this choice: {error}"))]
         self._live[_name(sequence)] = sequence
         return []
@@ -138,7 +177,9 @@ class VllmCore:
         sequence.ended = True
         self._begun.discard(_name(sequence))
         if self._live.pop(_name(sequence), None) is not None:
+            self._copies.turn_to(sequence)
             self._llm.abort_request([_name(sequence)])
+        self._copies.forget(sequence)
 
     def abort_all(self) -> None:
         for sequence in [*self._live.values(), *(other for others in self._held.values() for other in others)]:
@@ -193,6 +234,7 @@ class VllmCore:
     def _end(self, sequence: Sequence, update: ChoiceUpdate, completion: Any, transfer: Any) -> None:
         sequence.ended = True
         self._begun.discard(_name(sequence))
+        self._copies.forget(sequence)
         del self._live[_name(sequence)]
         update.kv_transfer_params = transfer
         if sequence.max_tokens == 0:
@@ -235,7 +277,8 @@ class VllmCore:
         held = 0 if is_idle and self._scheduler is None else round(usage * self._num_blocks)
         return EngineHealth(
             EngineState.READY,
-            num_running=min(len(self._live), counts.num_running),
+            # of several copies nobody knows which one has told its numbers
+            num_running=min(len(self._live), counts.num_running if self._copies.is_one else len(self._begun)),
             pages_free=self._num_blocks - held,
             pages_held=held,
             num_steps=self._num_steps,

@@ -95,18 +95,18 @@ BLOCK = JsonBlock("<call>", SCHEMA, "</call>")
     ids=["regex", "choice", "schema", "lark", "blocks"],
 )
 async def test_constraint_is_kept_whatever_the_seed(engine: Engine, constraint: Constraint, pattern: str) -> None:
-    asked = request(4, max_tokens=400, constraint=constraint, ignore_eos=True)
+    asked = request(4, max_tokens=100, constraint=constraint, ignore_eos=True)
     async with engine.submit([asked]) as submission:
         for tokens, last in await read_all(submission.choices):
             if last.end_reason is EndReason.STOP:
                 assert re.fullmatch(pattern, spelled(tokens[:-1]), re.DOTALL), spelled(tokens)
                 assert last.stop_reason is None
             else:
-                assert (last.end_reason, len(tokens)) == (EndReason.LENGTH, 400)
+                assert (last.end_reason, len(tokens)) == (EndReason.LENGTH, 100)
 
 
 async def test_json_object_is_one(engine: Engine) -> None:
-    asked = request(2, max_tokens=300, constraint=JsonObject("response_format"), logit_bias=((5, 0.0),))
+    asked = request(2, max_tokens=80, constraint=JsonObject("response_format"), logit_bias=((5, 0.0),))
     async with engine.submit([asked]) as submission:
         for tokens, last in await read_all(submission.choices):
             text = spelled(tokens[:-1])

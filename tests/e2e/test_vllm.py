@@ -169,6 +169,22 @@ def test_tensor_parallel_2_draws_the_same(servers: Servers, tiny_model: dict[str
         own.wait_idle()
 
 
+@at_size
+@pytest.mark.timeout(400)
+def test_data_parallel_2_draws_the_same_on_either_copy(servers: Servers, tiny_model: dict[str, object]) -> None:
+    alone = ask(servers.get(vllm_spec(**tiny_model)), TINY)
+    copies = {"CHORUS_DATA_PARALLEL_SIZE": 2, "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    with Server.start(vllm_spec(**tiny_model, **copies)).wait_ready() as own:
+        assert len(children_of(own.process.pid, "EngineCore_DP")) == 2
+        with Wire(own) as streamed:
+            streamed.post("/v1/completions", TINY | ENDLESS)
+            assert streamed.read_head().status == 200
+            streamed.next_event()
+            assert ask(own, TINY).choices == alone.choices, "of the copy that has less to do"
+        own.wait_idle()
+        assert ask(own, TINY).choices == alone.choices
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
