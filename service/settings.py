@@ -34,6 +34,7 @@ INSTALL_VARIABLES = ("CHORUS_TORCH_INDEX",)
 """Read by the scripts in deploy/, not here."""
 
 LIBRARY_DEFAULTS = {
+    "GOMP_SPINCOUNT": "1000",  # torch's threads would spin on, for a millisecond, on cores that others want
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",  # its thread pool competes with the engine's threads
     "TQDM_DISABLE": "1",  # progress bars between the lines of a log
