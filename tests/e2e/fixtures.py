@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.models import PAGE_BYTES, save_tiny_model
 from tests.e2e.server import Launcher, Server, Servers, Spec, spec
+from tests.minilm import minilm_folder
 
 MODEL = "org/model"
 ENDLESS = 1_000_000
@@ -30,6 +31,7 @@ FAKE = {
     "CHORUS_PING_SECONDS": "0.2",
     **SMALL_STEPS,
 }
+EMBEDDER = "all-MiniLM-L6-v2"
 TINY = {"CHORUS_SERVED_MODEL_NAME": MODEL, "CHORUS_DTYPE": "float32", "CHORUS_NUM_THREADS": 1}
 
 WAYS: list[tuple[Launcher, str]] = [
@@ -99,7 +101,10 @@ def one_tiny(servers: Servers, tiny_folder: Path) -> Server:
 
 
 def _tiny_spec(worker: str, folder: Path) -> Spec:
-    return spec("service", worker, {**TINY, **SMALL_STEPS, "CHORUS_MODEL": folder, "CHORUS_MAX_NUM_BATCHED_TOKENS": 64})
+    """With an embedding model beside it."""
+    models = {"CHORUS_MODEL": folder, "CHORUS_EMBEDDING_MODEL": minilm_folder()}
+    names = {"CHORUS_SERVED_EMBEDDING_MODEL_NAME": EMBEDDER}
+    return spec("service", worker, {**TINY, **SMALL_STEPS, **models, **names, "CHORUS_MAX_NUM_BATCHED_TOKENS": 64})
 
 
 @pytest.fixture(
