@@ -6,6 +6,7 @@ that of a Python client a failure.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,16 +15,32 @@ import pytest
 
 from tests.e2e.fixtures import one_fake, servers
 from tests.e2e.server import Server, Servers, spec
+from tests.minilm import minilm_folder
+
+from . import EMBEDDER
 
 __all__ = ["one_fake", "servers"]
 
 
 @pytest.fixture
 def server(servers: Servers) -> Iterator[Server]:
-    """SmolLM2-135M-Instruct as everybody gets it. Whatever a client did, nothing may run afterwards."""
-    server = servers.get(spec("service", "asyncio", {}))
+    """SmolLM2-135M-Instruct as everybody gets it, and an embedding model beside it. Whatever a client did, nothing may
+    run afterwards.
+    """
+    embedding = {"CHORUS_EMBEDDING_MODEL": minilm_folder(), "CHORUS_SERVED_EMBEDDING_MODEL_NAME": EMBEDDER}
+    server = servers.get(spec("service", "asyncio", embedding))
     yield server
     server.wait_idle()
+
+
+@pytest.fixture
+def event_loop_of_the_thread() -> Iterator[None]:
+    """For clients that would make one, and leave it open, to run a coroutine of theirs."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

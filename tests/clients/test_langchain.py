@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI on the real model: what its users call, whole, streamed and in batches."""
+"""LangChain's ChatOpenAI and OpenAIEmbeddings on real models: what their users call, whole, streamed and in batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from tests.e2e.server import Server
 
-from . import DEFAULT, PARIS, QUESTION
+from . import DEFAULT, EMBEDDER, NEAR_AND_FAR, PARIS, QUESTION, cosine
 
 pytestmark = [pytest.mark.client("langchain_openai"), pytest.mark.timeout(400)]
 
@@ -122,3 +122,33 @@ async def test_async_stream_adds_up(server: Server) -> None:
     async with httpx.AsyncClient() as http:  # its own stays open
         texts = [chunk.content async for chunk in chat(server, http_async_client=http).astream(QUESTION)]
     assert "".join(texts) == PARIS
+
+
+def embeddings(server: Server, **more: Any) -> Any:
+    from langchain_openai import OpenAIEmbeddings
+
+    return OpenAIEmbeddings(model=EMBEDDER, base_url=f"{server.url}/v1", api_key="none", max_retries=0, **more)
+
+
+def test_texts_are_embedded_as_texts(server: Server) -> None:
+    embedder = embeddings(server, check_embedding_ctx_length=False)
+    vectors = embedder.embed_documents(NEAR_AND_FAR)
+    assert cosine(vectors[0], vectors[1]) > 0.5 > 0.2 > cosine(vectors[0], vectors[2])
+    assert embedder.embed_query(NEAR_AND_FAR[1]) == pytest.approx(vectors[1], abs=2e-6)
+
+
+def test_without_being_told_it_sends_the_tokens_of_another_model_and_is_told_so(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of OpenAI's models, whose tokenizer it would fetch: here one that has ids of the same size."""
+    import openai
+    import tiktoken
+
+    ranks = {bytes([byte]): 40_000 + byte for byte in range(256)}
+    encoding = tiktoken.Encoding("theirs", pat_str=r"\w+|\W+", mergeable_ranks=ranks, special_tokens={})
+    monkeypatch.setattr(tiktoken, "encoding_for_model", lambda name: encoding)
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
+    with pytest.raises(openai.BadRequestError) as caught:
+        embeddings(server).embed_documents(NEAR_AND_FAR)
+    assert caught.value.param == "input"
+    assert "check_embedding_ctx_length=False" in str(caught.value)

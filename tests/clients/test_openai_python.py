@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from tests.e2e.server import Server
 
-from . import DEFAULT
+from . import DEFAULT, EMBEDDER, NEAR_AND_FAR, cosine
 
 pytestmark = pytest.mark.timeout(400)  # the first of these loads the default model
 
@@ -163,3 +163,35 @@ async def test_async_tools_are_parsed(async_client: openai.AsyncOpenAI) -> None:
     for choice in answer.choices:
         (call,) = choice.message.tool_calls or []
         assert isinstance(call.function.parsed_arguments, Weather)
+
+
+def test_embeddings_come_as_they_are_asked_for(client: openai.OpenAI) -> None:
+    by_default = client.embeddings.create(model=EMBEDDER, input=NEAR_AND_FAR)
+    as_floats = client.embeddings.create(model=EMBEDDER, input=NEAR_AND_FAR, encoding_format="float")
+    vectors = [item.embedding for item in by_default.data]
+    assert [len(vector) for vector in vectors] == [384] * 3
+    for vector, item in zip(vectors, as_floats.data, strict=True):
+        assert vector == pytest.approx(item.embedding, abs=2e-6)
+    assert cosine(vectors[0], vectors[1]) > 0.5 > 0.2 > cosine(vectors[0], vectors[2])
+    assert by_default.usage.prompt_tokens == by_default.usage.total_tokens == 27
+
+
+def test_token_ids_of_the_models_own_tokenizer_give_the_same_vector(client: openai.OpenAI, server: Server) -> None:
+    told = server.post("/tokenize", {"model": EMBEDDER, "prompt": NEAR_AND_FAR[0]}).json()
+    assert told["max_model_len"] == 256
+    by_text, by_ids = (
+        client.embeddings.create(model=EMBEDDER, input=given).data[0].embedding
+        for given in (NEAR_AND_FAR[0], told["tokens"])
+    )
+    assert by_ids == pytest.approx(by_text, abs=2e-6)
+
+
+def test_what_cannot_be_embedded_is_the_clients_own_error(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model=EMBEDDER, input=["x", "word " * 300])
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model=EMBEDDER, input="x", dimensions=64)
+    assert caught.value.param == "dimensions"
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="text-embedding-3-small", input="x")

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import OpenAI from "openai";
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
-import { MODEL, PARIS, QUESTION, URL, idle, running } from "./running.js";
+import { EMBEDDER, MODEL, PARIS, QUESTION, URL, idle, running } from "./running.js";
 
 const client = new OpenAI({ baseURL: `${URL}/v1`, apiKey: "none", maxRetries: 0 });
 const City = z.object({ name: z.string().max(20), continent: z.enum(["Africa", "America", "Asia", "Europe"]) });
@@ -115,4 +115,18 @@ test("a refusal is the client's own error with its field", async () => {
     assert.equal(error.param, "n");
     return true;
   });
+});
+
+test("embeddings, as floats and as what the client asks for by itself", async () => {
+  const asked = { model: EMBEDDER, input: ["The cat sits on the mat.", "A kitten rests on a rug.", "Shares fell today."] };
+  const byDefault = await client.embeddings.create(asked);
+  const asFloats = await client.embeddings.create({ ...asked, encoding_format: "float" });
+  const cosine = (a, b) => a.reduce((sum, value, index) => sum + value * b[index], 0);
+  const vectors = byDefault.data.map((item) => item.embedding);
+  assert.deepEqual(vectors.map((vector) => vector.length), [384, 384, 384]);
+  for (const [index, vector] of vectors.entries()) assert.ok(cosine(vector, asFloats.data[index].embedding) > 0.99999);
+  assert.ok(cosine(vectors[0], vectors[1]) > 0.5);
+  assert.ok(cosine(vectors[0], vectors[2]) < 0.2);
+  assert.equal(byDefault.usage.prompt_tokens, byDefault.usage.total_tokens);
+  await assert.rejects(client.embeddings.create({ ...asked, dimensions: 64 }), { status: 400, param: "dimensions" });
 });

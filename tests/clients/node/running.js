@@ -3,6 +3,7 @@ import { setTimeout } from "node:timers/promises";
 
 export const URL = process.env.CHORUS_URL;
 export const MODEL = "SmolLM2-135M-Instruct";
+export const EMBEDDER = "all-MiniLM-L6-v2";
 export const PARIS = "The capital of France is Paris.";
 export const QUESTION = [{ role: "user", content: "What is the capital of France?" }];
 
