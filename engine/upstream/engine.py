@@ -238,5 +238,7 @@ async def _wait_ended(calls: Sequence[Call]) -> None:
 def _check(request: Request) -> None:
     if request.prompt_logprobs is not None:
         raise UnsupportedByEngine(Capability.PROMPT_LOGPROBS)
+    if request.kv_transfer_params is not None:
+        raise UnsupportedByEngine(Capability.KV_TRANSFER)
     if request.checked or any(params.constraint is not None for params in request.choices):
         raise UnsupportedByEngine(Capability.CONSTRAINTS)

@@ -13,6 +13,7 @@ from engine.fake import FakeEngine
 from tests.contract.faults import failing_rule
 from tests.contract.harness import EngineCase
 from tests.contract.runners import SeededEngine
+from tests.contract.stub_vllm import StubVllmEngine, install
 from tests.contract.torch_engine import TinyTorchEngine
 from tests.contract.upstream_engine import UpstreamOverChorus
 
@@ -42,15 +43,18 @@ CASES = [
     ),
     EngineCase("thread", SeededEngine, break_runner, has_failing_seed=True),
     EngineCase("torch", TinyTorchEngine, break_runner),
+    EngineCase("vllm-stub", StubVllmEngine, break_core, num_spare=1),
     EngineCase("vllm", make_vllm, break_core, needs="vllm", num_spare=1, start_seconds=90.0),
     EngineCase("upstream", UpstreamOverChorus, None, has_failing_seed=True, has_steps=False),
 ]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
-def case(request: pytest.FixtureRequest) -> EngineCase:
+def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> EngineCase:
     engine_case = request.param
     assert isinstance(engine_case, EngineCase)
     if engine_case.needs is not None and find_spec(engine_case.needs) is None:
         pytest.skip(f"{engine_case.needs} is not installed here: see .ci/{engine_case.needs}")
+    if engine_case.name == "vllm-stub":
+        install(monkeypatch)
     return engine_case
