@@ -152,3 +152,52 @@ def test_without_being_told_it_sends_the_tokens_of_another_model_and_is_told_so(
         embeddings(server).embed_documents(NEAR_AND_FAR)
     assert caught.value.param == "input"
     assert "check_embedding_ctx_length=False" in str(caught.value)
+
+
+@pytest.mark.client("langchain")
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_agent_calls_its_tool_and_answers_from_the_result(server: Server, streamed: bool) -> None:
+    """A model this small has to be told when to call; the loop, its messages and its end are the agent's own."""
+    from langchain.agents import create_agent
+    from langchain.agents.middleware import wrap_model_call
+
+    asked_for: list[str] = []
+
+    def weather(city: Literal["Paris", "Rome"]) -> str:
+        """The weather in a city."""
+        asked_for.append(city)
+        return f"31 degrees in {city}"
+
+    @wrap_model_call
+    def call_first(request: Any, handler: Any) -> Any:
+        has_called = any(message.type == "tool" for message in request.messages)
+        one_call = {} if has_called else {"parallel_tool_calls": False}
+        return handler(request.override(tool_choice="none" if has_called else "any", model_settings=one_call))
+
+    agent = create_agent(chat(server, max_tokens=60), tools=[weather], middleware=[call_first])
+    question = {"messages": [{"role": "user", "content": "What is the weather in Rome?"}]}
+    if streamed:
+        *_, last = agent.stream(question, stream_mode="values")
+        tokens = [token for token, _ in agent.stream(question, stream_mode="messages")]
+        assert sum(bool(token.content) for token in tokens if token.type == "AIMessageChunk") > 1
+    else:
+        last = agent.invoke(question)
+    kinds = [message.type for message in last["messages"]]
+    assert kinds == ["human", "ai", "tool", "ai"]
+    assert asked_for and set(asked_for) <= {"Paris", "Rome"}
+    assert last["messages"][2].content == f"31 degrees in {asked_for[0]}"
+    assert last["messages"][3].content and not last["messages"][3].tool_calls
+
+
+@pytest.mark.client("langchain")
+def test_an_agent_whose_model_does_not_call_just_answers(server: Server) -> None:
+    """Tools are bound without a choice: the default model's template knows none, and a 400 would end every agent."""
+    from langchain.agents import create_agent
+
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        return "31 degrees"
+
+    agent = create_agent(chat(server, max_tokens=60), tools=[weather])
+    last = agent.invoke({"messages": [{"role": "user", "content": QUESTION}]}, {"recursion_limit": 6})
+    assert last["messages"][-1].content
