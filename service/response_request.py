@@ -67,7 +67,8 @@ async def prepare_response(request: ResponseRequest, services: Services, arrival
     job = await make_chat_job(request, turn, services, arrival)
     if services.responses is not None and is_kept:
         await services.responses.check()
-    kept_input = [placed.item for placed in given_items] if is_kept else None
+    # with what it refers to: that may be deleted before the conversation goes on
+    kept_input = [placed.item for placed in items[len(items) - len(given_items) :]] if is_kept else None
     return replace(job, response=_repeated(request, is_kept), kept_input=kept_input)
 
 

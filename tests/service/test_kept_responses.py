@@ -130,8 +130,13 @@ def test_an_item_can_be_referred_to(settings: Settings) -> None:
         answer = whole_response(client, BODY)
         (asked,) = client.get(f"{PATH}/{answer['id']}/input_items").json()["data"]
         items = [{"type": "item_reference", "id": asked["id"]}, {"id": answer["output"][0]["id"]}]
-        whole_response(client, BODY | {"input": [*items, {"role": "user", "content": "x"}]})
+        referring = whole_response(client, BODY | {"input": [*items, {"role": "user", "content": "x"}]})
         assert prompt_of(engine).split("\n")[:2] == ["user: hi", f"assistant: {text_of(answer)}"]
+        listed = client.get(f"{PATH}/{referring['id']}/input_items", params={"order": "asc"}).json()["data"]
+        assert [item["id"] for item in listed[:2]] == [item["id"] for item in (asked, answer["output"][0])]
+        client.delete(f"{PATH}/{answer['id']}")
+        whole_response(client, next_turn(referring))
+        assert prompt_of(engine).split("\n")[:3] == ["user: hi", f"assistant: {text_of(answer)}", "user: x"]
         check_error(client.post(PATH, json=BODY | {"input": [{"id": "msg_1"}]}), 400, "input[0].id", "item_not_found")
 
 
