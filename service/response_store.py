@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
+import msgspec
 
 from service.errors import ApiError, ErrorInfo, retry_after
 
@@ -94,6 +95,20 @@ class StoreFull(Exception):
     """A response is larger than the store may be."""
 
 
+class Damaged(Exception):
+    """What was kept is no JSON any more; SQLite itself does not look at what is in a row."""
+
+
+def _read(row: tuple[str, str | None, bytes, bytes]) -> StoredResponse:
+    found = StoredResponse(*row)
+    try:
+        msgspec.json.decode(found.input)
+        msgspec.json.decode(found.body)
+    except (msgspec.DecodeError, TypeError):
+        raise Damaged(f"{found.id} is damaged") from None
+    return found
+
+
 class ResponseStore:
     """Every method raises ApiError (503) when the store cannot do it. owner: as in Caller; another's is not there."""
 
@@ -150,7 +165,7 @@ class ResponseStore:
 
         def chain(connection: sqlite3.Connection) -> list[StoredResponse]:
             rows = connection.execute(_READ_CHAIN, self._chain_of(response_id, owner))
-            return [StoredResponse(*row) for row in rows]
+            return [_read(row) for row in rows]
 
         return await self._run(chain)
 
@@ -163,7 +178,7 @@ class ResponseStore:
                 "SELECT id, previous_id, input, body FROM responses WHERE id = ? AND owner = ? AND used_at >= ?",
                 (response_id, owner, self._clock() - self._max_age),
             ).fetchone()
-            return None if row is None else StoredResponse(*row)
+            return None if row is None else _read(row)
 
         return await self._run(get)
 
@@ -199,7 +214,7 @@ class ResponseStore:
             raise _unavailable("it is busy") from None
         except StoreFull:
             raise _unavailable("this response is larger than the store may be") from None
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, Damaged) as error:
             logger.warning("the store of responses: %s", error)
             raise _unavailable(_reason(error)) from None
 
@@ -242,8 +257,10 @@ def _prepare(connection: sqlite3.Connection) -> None:
         connection.executescript(_SCHEMA)
 
 
-def _reason(error: sqlite3.Error | OSError) -> str:
+def _reason(error: sqlite3.Error | OSError | Damaged) -> str:
     """For the client: no path and nothing of what is stored."""
+    if isinstance(error, Damaged):
+        return "it is damaged"
     name = _ERRNOS.get(error.errno or 0, "") if isinstance(error, OSError) else getattr(error, "sqlite_errorname", "")
     for start, reason in _REASONS.items():
         if name.startswith(start):

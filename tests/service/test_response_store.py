@@ -200,6 +200,22 @@ async def test_a_damaged_file_is_a_503_and_stays_as_it_is(path: Path, content: b
     assert read(path) == content
 
 
+@pytest.mark.parametrize("column", ["input", "body"])
+async def test_a_damaged_response_is_a_503_and_the_others_are_there(
+    store: ResponseStore, path: Path, column: str
+) -> None:
+    for one in (response("a"), response("b", "a"), response("c")):
+        await store.save(one, "me")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(f"UPDATE responses SET {column} = zeroblob(20) WHERE id = 'a'")
+    for attempt in (lambda: store.get("a", "me"), lambda: store.chain("b", "me")):
+        with pytest.raises(ApiError) as refused:
+            await attempt()
+        assert (refused.value.info.status, refused.value.info.code) == (503, "store_unavailable")
+    assert await store.get("c", "me") == response("c")
+    assert await store.delete("a", "me")
+
+
 async def test_another_programs_database_is_left_alone(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE responses (id TEXT)")
