@@ -40,10 +40,13 @@ class ResponsesController(Controller):
         if query.get("stream", "false").lower() not in ("false", "0"):
             raise invalid("Unsupported parameter: `stream`: a response is streamed once.", "stream")
         running = services.running.find(response_id, request.auth.owner)
-        if running is not None and running.job.kept_input is not None:
+        found = await _find(request, services, response_id)  # what is kept counts, though it may still be running out
+        if found is not None:
+            body = found.body
+        elif running is not None and running.job.kept_input is not None:
             body = encoder.encode(begun(running.job))
         else:
-            body = (await _kept(request, services, response_id)).body
+            raise response_not_found(response_id)
         return Response(body, media_type=JSON_CONTENT_TYPE)
 
     @delete("/{response_id:str}", status_code=200)
@@ -61,7 +64,10 @@ class ResponsesController(Controller):
         self, request: Request[Any, Any, Any], services: NamedDependency[Services], response_id: FromPath[str]
     ) -> ItemList:
         query = _query(request, {*_INCLUDE, "limit", "order", "after"})
-        return item_list(input_of(await _kept(request, services, response_id)), query)
+        found = await _find(request, services, response_id)
+        if found is None:
+            raise response_not_found(response_id)
+        return item_list(input_of(found), query)
 
     @post("/{response_id:str}/cancel", status_code=200)
     async def cancel(
@@ -70,19 +76,16 @@ class ResponsesController(Controller):
         """Its client gets what was made; what is kept is that."""
         running = services.running.find(response_id, request.auth.owner)
         if running is None or running.job.response is None or not running.cancel():
-            if services.responses is None or await services.responses.get(response_id, request.auth.owner) is None:
+            if await _find(request, services, response_id) is None:
                 raise response_not_found(response_id)
             raise invalid("Only a response that runs can be cancelled.", "response_id")
         return Response(encoder.encode(begun(running.job)), media_type=JSON_CONTENT_TYPE)
 
 
-async def _kept(request: Request[Any, Any, Any], services: Services, response_id: str) -> StoredResponse:
-    """Raises ApiError (404, 503)."""
+async def _find(request: Request[Any, Any, Any], services: Services, response_id: str) -> StoredResponse | None:
+    """Raises ApiError (503)."""
     store = services.responses
-    found = None if store is None else await store.get(response_id, request.auth.owner)
-    if found is None:
-        raise response_not_found(response_id)
-    return found
+    return None if store is None else await store.get(response_id, request.auth.owner)
 
 
 def _query(request: Request[Any, Any, Any], known: Collection[str]) -> dict[str, str]:

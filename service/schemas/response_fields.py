@@ -118,6 +118,7 @@ _INPUT: dict[str, FieldRule] = {
             ".arguments": honoured("JSON; the chat template gets it as an object"),
             ".parsed_arguments": no_op("`arguments` counts; openai-python adds it to answers that it parses"),
             ".async": refused(_MODEL_CALLS, False),
+            ".async_": refused(_MODEL_CALLS, False),
             **_CALLER,
         },
     ),

@@ -46,8 +46,10 @@ class InputMessage(_Given, tag="message", kw_only=True, frozen=True):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class CallItem(_Given, tag="function_call", rename={"async_": "async"}, kw_only=True, frozen=True):
-    """arguments: JSON text, an object."""
+class CallItem(
+    _Given, tag="function_call", rename={"async_": "async", "dumped_async": "async_"}, kw_only=True, frozen=True
+):
+    """arguments: JSON text, an object. dumped_async: what openai-python's `model_dump` makes of `async`."""
 
     call_id: str
     name: str
@@ -58,6 +60,7 @@ class CallItem(_Given, tag="function_call", rename={"async_": "async"}, kw_only=
     namespace: str | None = None
     caller: JsonValue = None
     async_: bool | None = None
+    dumped_async: bool | None = None
 
 
 class CallOutput(_Given, tag="function_call_output", kw_only=True, frozen=True):

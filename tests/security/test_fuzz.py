@@ -15,11 +15,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS
+from service.schemas.response_fields import RESPONSE_FIELDS
+from service.schemas.response_items import INPUT_ITEMS
 from service.settings import Settings
 from tests.service.apps import Client, check_error, serving
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))
-PATHS = {"/v1/chat/completions": CHAT_FIELDS, "/v1/completions": COMPLETION_FIELDS}
+PATHS = {
+    "/v1/chat/completions": CHAT_FIELDS,
+    "/v1/completions": COMPLETION_FIELDS,
+    "/v1/responses": RESPONSE_FIELDS,
+}
 SMALL = Settings(engine="fake", served_model_name="m", max_model_len=96, max_num_seqs=8, max_n=8, request_timeout=20)
 
 fuzz = settings(
@@ -48,13 +54,36 @@ values = st.recursive(
 
 def plausible(path: str) -> st.SearchStrategy[dict[str, Any]]:
     """A request that would do, but for some fields that are anything."""
-    base: dict[str, Any] = {"model": "m", "max_tokens": 2}
-    base |= {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+    messages = [{"role": "user", "content": "hi"}]
+    needed: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"max_tokens": 2, "messages": messages},
+        "/v1/completions": {"max_tokens": 2, "prompt": "hi"},
+        "/v1/responses": {"max_output_tokens": 2, "input": messages},
+    }
+    base: dict[str, Any] = {"model": "m", **needed[path]}
     fields = sorted({name.split(".")[0].split("[")[0] for name in PATHS[path]})
     changes = st.dictionaries(st.one_of(st.sampled_from(fields), keys), values, min_size=1, max_size=3)
     return changes.map(lambda changed: base | changed)
 
 
+parts = st.fixed_dictionaries(
+    {"type": st.sampled_from(["input_text", "output_text", "refusal", "summary_text", "reasoning_text", "x"])},
+    optional={"text": words, "refusal": words, "annotations": values},
+)
+items = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from([*INPUT_ITEMS, "web_search_call", "x", None, 1]),
+        "role": st.sampled_from(["user", "assistant", "system", "developer", "x"]),
+        "content": st.one_of(words, st.lists(parts, max_size=3)),
+        "summary": st.lists(parts, max_size=2),
+        "output": st.one_of(words, st.lists(parts, max_size=2)),
+        "id": words,
+        "call_id": words,
+        "name": words,
+        "arguments": st.one_of(st.sampled_from(["{}", '{"x": 1}', "[", ""]), words),
+    },
+)
 fan_outs = st.fixed_dictionaries(
     {},
     optional={
@@ -87,9 +116,12 @@ def check(client: Client, path: str, content: bytes) -> None:
         assert response.status_code in (400, 404, 413), (response.status_code, response.text)
         check_error(response, response.status_code)
     elif response.headers["content-type"].startswith("text/event-stream"):
-        assert response.text.endswith("data: [DONE]\n\n"), response.text[-300:]
+        assert response.text.endswith("data: [DONE]\n\n") or path == "/v1/responses", response.text[-300:]
     else:
         answer = json.loads(response.content, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        if path == "/v1/responses":
+            assert answer["status"] in ("completed", "incomplete")
+            return
         assert all(choice["finish_reason"] in ("stop", "length", "tool_calls") for choice in answer["choices"])
 
 
@@ -107,7 +139,15 @@ def test_some_fields_are_anything(client: Client, path: str, data: st.DataObject
     check_idle(client)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@fuzz
+@given(items=st.lists(items, max_size=4), stream=st.booleans(), truncation=st.sampled_from(["auto", "disabled"]))
+def test_an_input_of_any_items(client: Client, items: list[Any], stream: bool, truncation: str) -> None:
+    body = {"model": "m", "input": items, "stream": stream, "max_output_tokens": 2, "truncation": truncation}
+    check(client, "/v1/responses", json.dumps(body).encode())
+    check_idle(client)
+
+
+@pytest.mark.parametrize("path", list(PATHS)[:2])
 @fuzz
 @given(fan_out=fan_outs, n=st.integers(1, 4), stream=st.booleans(), prompts=st.integers(1, 2))
 def test_a_fan_out_of_any_shape(

@@ -32,7 +32,10 @@ RESPONSE_SAMPLES: dict[str, list[Any]] = {
         [{"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, USER],
         *([{**USER, "content": [part]}] for part in (IMAGE, FILE)),
         *([CALL, {**OUTPUT, "output": [part]}] for part in (IMAGE, FILE)),
-        *([CALL | more] for more in ({"namespace": "n"}, {"caller": {"type": "program"}}, {"async": True})),
+        *(
+            [CALL | more]
+            for more in ({"namespace": "n"}, {"caller": {"type": "program"}}, {"async": True}, {"async_": True})
+        ),
         *([OUTPUT | more] for more in ({"namespace": "n"}, {"caller": {"type": "program"}})),
         [THOUGHT | {"encrypted_content": "x"}],
         [{"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"}],
