@@ -13,11 +13,8 @@ from service.errors import CONTEXT_LENGTH_EXCEEDED, ApiError, ErrorInfo, invalid
 from service.job import Arrival
 from service.lifespan import Services
 from service.prompts import forms
-from service.schemas.embeddings import EmbeddingCreateRequest
+from service.schemas.embeddings import MAX_INPUTS, EmbeddingCreateRequest
 from service.tokenizer import Encoder
-
-MAX_INPUTS = 2048
-"""In one request, as OpenAI has it."""
 
 
 @dataclass(frozen=True, slots=True)

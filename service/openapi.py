@@ -15,7 +15,7 @@ from service.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatComple
 from service.schemas.common import ErrorEnvelope
 from service.schemas.completions import Completion, CompletionRequest
 from service.schemas.embedding_fields import EMBEDDING_FIELDS
-from service.schemas.embeddings import EmbeddingCreateRequest, EmbeddingList
+from service.schemas.embeddings import MAX_INPUTS, EmbeddingCreateRequest, EmbeddingList
 from service.schemas.field_rules import FieldRule
 from service.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from service.schemas.kept_responses import DeletedResponse, ItemList
@@ -312,6 +312,7 @@ def _schemas() -> Json:
         for field, schema in schemas[name]["properties"].items():
             schema["description"] = _note(fields[field])
     _describe_input(schemas)
+    _describe_embedding_input(schemas)
     schemas["ChatCompletionRequest"]["properties"]["messages"]["minItems"] = 1
     schemas["TokenizeRequest"]["oneOf"] = [
         {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
@@ -321,6 +322,16 @@ def _schemas() -> Json:
         },
     ]
     return schemas
+
+
+def _describe_embedding_input(schemas: Json) -> None:
+    """Its four forms, none of them empty."""
+    text: Json = {"type": "string", "minLength": 1}
+    token_ids: Json = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+    several = [{"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": form} for form in (text, token_ids)]
+    described = schemas["EmbeddingCreateRequest"]["properties"]["input"]
+    described.pop("anyOf")
+    described["anyOf"] = [text, token_ids, *several]
 
 
 def _describe_input(schemas: Json) -> None:

@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+MAX_INPUTS = 2048
+"""In one request, as OpenAI has it."""
+
 
 class EmbeddingCreateRequest(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """input: text, a list of texts, token ids, or a list of token-id lists. null equals absent."""

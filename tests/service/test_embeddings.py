@@ -21,7 +21,7 @@ from engine.api import EmbeddingFailed, EngineDead, EngineOverloaded
 from engine.config import EngineConfig
 from engine.fake import DIMENSIONS, MAX_INPUT_TOKENS, FakeEngine
 from service.app import create_app
-from service.embedding_request import MAX_INPUTS
+from service.schemas.embeddings import MAX_INPUTS
 from service.settings import SettingsError, read_settings
 from tests.service.apps import EMBEDDING, MAX_MODEL_LEN, SETTINGS, Client, check_error, serving
 from tests.service.asgi import Client as AsgiClient
