@@ -51,6 +51,7 @@ class Metrics(Collector):
         yield from self._duration_metrics()
         yield from self._engine_metrics()
         yield from self._step_metrics()
+        yield from self._upstream_metrics()
         if self._engine.info.embedding is not None:
             yield from self._embedding_metrics()
         if self._compat == "vllm":
@@ -149,6 +150,25 @@ class Metrics(Collector):
         yield GaugeMetricFamily("chorus_embedding_inputs_waiting", text, value=health.num_embedding_inputs)
         text = "Inputs that were embedded at once."
         yield histogram("chorus_embedding_batch_size", text, ({}, health.stats.embedding_batch_size))
+
+    def _upstream_metrics(self) -> Iterator[Metric]:
+        """Of an engine that has such; their names are the operator's, in the settings."""
+        upstreams = self._engine.health().upstreams
+        if not upstreams:
+            return
+        up = GaugeMetricFamily("chorus_upstream_up", "1 while it answers and has the model.", labels=["upstream"])
+        text = "1 while it gets nothing, since it has failed too often."
+        is_open = GaugeMetricFamily("chorus_upstream_circuit_open", text, labels=["upstream"])
+        choices = GaugeMetricFamily("chorus_upstream_choices", "Choices that it has now.", labels=["upstream"])
+        text = "Requests of choices to it that have ended, by what came of them."
+        requests = CounterMetricFamily("chorus_upstream_requests", text, labels=["upstream", "outcome"])
+        for upstream in upstreams:
+            up.add_metric([upstream.name], upstream.is_up)
+            is_open.add_metric([upstream.name], upstream.is_open)
+            choices.add_metric([upstream.name], upstream.num_choices)
+            for outcome, count in upstream.requests.items():
+                requests.add_metric([upstream.name, outcome], count)
+        yield from (up, is_open, choices, requests)
 
     def _step_metrics(self) -> Iterator[Metric]:
         stats = self._engine.health().stats
