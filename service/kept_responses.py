@@ -29,6 +29,8 @@ from service.schemas.responses import Response
 if TYPE_CHECKING:
     from service.job import GenerationJob
 
+MAX_REFERRED = 100
+
 _ITEM_ID = re.compile("[a-z]+_([0-9a-f]{32})i?[0-9a-f]{4,}")
 _PREFIXES: dict[type[InputItem], str] = {
     InputMessage: "msg",
@@ -43,7 +45,7 @@ async def kept_conversation(
 ) -> list[Placed]:
     """The items of earlier responses, then the given ones, references replaced. Raises ApiError (400, 404, 503)."""
     earlier = [] if previous_id is None else await _earlier(previous_id, store, caller)
-    return [*earlier, *[await _resolved(placed, store, caller) for placed in given]]
+    return [*earlier, *await _resolved(given, store, caller)]
 
 
 async def _earlier(previous_id: str, store: ResponseStore | None, caller: Caller) -> list[Placed]:
@@ -51,7 +53,9 @@ async def _earlier(previous_id: str, store: ResponseStore | None, caller: Caller
     if not chain:
         raise _no_previous(f"Previous response with id '{previous_id}' not found.")
     if chain[0].previous_id is not None:
-        raise _no_previous(f"The response '{chain[0].previous_id}', which '{previous_id}' goes on from, is gone.")
+        first = chain[0].previous_id
+        message = f"The response '{first}', which '{previous_id}' goes on from, is gone, or the conversation too long."
+        raise _no_previous(message)
     return await anyio.to_thread.run_sync(_items_of, chain)
 
 
@@ -65,15 +69,26 @@ def _items_of(chain: Sequence[StoredResponse]) -> list[Placed]:
     ]
 
 
-async def _resolved(placed: Placed, store: ResponseStore | None, caller: Caller) -> Placed:
-    if not isinstance(placed.item, ItemReference):
-        return placed
-    match = _ITEM_ID.fullmatch(placed.item.id)
-    found = None if store is None or match is None else await store.get(f"resp_{match[1]}", caller.owner)
-    for item in [] if found is None else [*input_of(found), *_output_of(found)]:
-        if item["id"] == placed.item.id:
-            return Placed(_decoded(item), placed.place)
-    raise no_such_item(placed.item.id, placed.place)
+async def _resolved(given: Sequence[Placed], store: ResponseStore | None, caller: Caller) -> list[Placed]:
+    resolved: list[Placed] = []
+    known: dict[str, dict[str, Any]] = {}  # by item, of the responses that were referred to
+    responses: set[str] = set()
+    for placed in given:
+        if not isinstance(placed.item, ItemReference):
+            resolved.append(placed)
+            continue
+        match = _ITEM_ID.fullmatch(placed.item.id)
+        if store is not None and match is not None and match[1] not in responses:
+            responses.add(match[1])
+            if len(responses) > MAX_REFERRED:
+                raise invalid(f"`input` refers to items of more than {MAX_REFERRED} responses.", placed.place)
+            found = await store.get(f"resp_{match[1]}", caller.owner)
+            items = [] if found is None else [*input_of(found), *_output_of(found)]
+            known |= {item["id"]: item for item in items}
+        if placed.item.id not in known:
+            raise no_such_item(placed.item.id, placed.place)
+        resolved.append(Placed(_decoded(known[placed.item.id]), placed.place))
+    return resolved
 
 
 def input_of(response: StoredResponse) -> list[dict[str, Any]]:

@@ -32,7 +32,8 @@ WAIT_SECONDS = 5.0
 """How long requests wait for those before them."""
 
 MAX_CHAIN = 1000
-"""Responses of one conversation; one that goes on from more has lost its beginning."""
+MAX_CHAIN_BYTES = 64 * 2**20
+"""Of one conversation: it is read into memory. Of a longer one the beginning is missing."""
 
 DROP_SECONDS = 600.0
 
@@ -64,13 +65,15 @@ CREATE TRIGGER IF NOT EXISTS gone AFTER DELETE ON responses
 COMMIT;
 """
 _CHAIN = """
-WITH RECURSIVE chain (depth, id, previous_id) AS (
-    SELECT 0, id, previous_id FROM responses WHERE id = :id AND owner = :owner AND used_at >= :oldest
+WITH RECURSIVE chain (depth, size, id, previous_id) AS (
+    SELECT 0, bytes, id, previous_id FROM responses WHERE id = :id AND owner = :owner AND used_at >= :oldest
     UNION ALL
-    SELECT depth + 1, older.id, older.previous_id FROM chain JOIN responses AS older ON older.id = chain.previous_id
-    WHERE older.owner = :owner AND depth + 1 < :most
+    SELECT depth + 1, size + older.bytes, older.id, older.previous_id
+    FROM chain JOIN responses AS older ON older.id = chain.previous_id
+    WHERE older.owner = :owner AND depth + 1 < :most AND size + older.bytes <= :largest
 )
 """
+_BOUNDS = {"most": MAX_CHAIN, "largest": MAX_CHAIN_BYTES}
 _READ_CHAIN = f"""
 {_CHAIN} SELECT chain.id, chain.previous_id, input, body FROM chain JOIN responses USING (id) ORDER BY depth DESC
 """
@@ -151,8 +154,9 @@ class ResponseStore:
         (total,) = connection.execute("SELECT bytes FROM total").fetchone()
         rows = connection.execute("SELECT id, bytes FROM responses WHERE id != ? ORDER BY used_at, rowid", (newest,))
         gone = []
-        while total > self._max_bytes:
-            id_, num_bytes = rows.fetchone()
+        for id_, num_bytes in rows:
+            if total <= self._max_bytes:
+                break
             gone.append((id_,))
             total -= num_bytes
         rows.close()
@@ -170,7 +174,7 @@ class ResponseStore:
         return await self._run(chain)
 
     def _chain_of(self, response_id: str | None, owner: str) -> dict[str, object]:
-        return {"id": response_id, "owner": owner, "oldest": self._clock() - self._max_age, "most": MAX_CHAIN}
+        return {"id": response_id, "owner": owner, "oldest": self._clock() - self._max_age, **_BOUNDS}
 
     async def get(self, response_id: str, owner: str) -> StoredResponse | None:
         def get(connection: sqlite3.Connection) -> StoredResponse | None:

@@ -241,7 +241,7 @@ class Settings:
     )
     responses_max_bytes: int = _setting(2**30, size, "most that the kept responses may hold", "1GiB")
     responses_max_age: float = _setting(
-        30 * 86400.0, seconds(0.001), "seconds after its last use for which a response is kept"
+        30 * 86400.0, seconds(0.001), "seconds after its last use for which a response is kept", "2592000 (30 days)"
     )
     backlog: int = _setting(2048, integer(1), "connections that may wait to be accepted")
 

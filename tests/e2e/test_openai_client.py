@@ -120,6 +120,25 @@ def test_stream_helper_collects_what_was_streamed(client: openai.OpenAI) -> None
     assert final.choices[0].message.content == "The capital of France is Paris."
 
 
+def test_a_response_is_the_chats_answer_streamed_or_not(client: openai.OpenAI) -> None:
+    asked: Any = {"model": DEFAULT, "input": QUESTION, "temperature": 0, "max_output_tokens": 24}
+    whole = client.responses.create(**asked)
+    assert whole.output_text == "The capital of France is Paris."
+    assert whole.usage is not None
+    assert whole.usage.input_tokens == 37
+    with client.responses.stream(**asked) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert stream.get_final_response().output_text == whole.output_text == "".join(deltas)
+
+
+def test_a_conversation_of_responses_goes_on(client: openai.OpenAI) -> None:
+    """With the output sent back, as a client does whose server keeps nothing."""
+    first = client.responses.create(model=DEFAULT, input=QUESTION, temperature=0, max_output_tokens=24)
+    conversation: Any = [*QUESTION, *first.output, {"role": "user", "content": "And of Italy?"}]
+    more = client.responses.create(model=DEFAULT, input=conversation, temperature=0, max_output_tokens=16)
+    assert "Rome" in more.output_text
+
+
 def test_client_that_closes_its_stream_stops_the_work(default_model: Server, client: openai.OpenAI) -> None:
     with client.chat.completions.create(
         model=DEFAULT, messages=QUESTION, n=4, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}

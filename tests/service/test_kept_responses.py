@@ -140,6 +140,14 @@ def test_an_item_can_be_referred_to(settings: Settings) -> None:
         check_error(client.post(PATH, json=BODY | {"input": [{"id": "msg_1"}]}), 400, "input[0].id", "item_not_found")
 
 
+def test_a_request_refers_to_so_many_responses_only(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.kept_responses.MAX_REFERRED", 1)
+    answers = [whole_response(client, BODY) for _ in range(2)]
+    items = [{"id": answer["output"][0]["id"]} for answer in answers]
+    whole_response(client, BODY | {"input": [items[0], items[0]]})
+    check_error(client.post(PATH, json=BODY | {"input": items}), 400, "input[1]")
+
+
 def test_a_deleted_response_ends_the_conversations_that_went_on_from_it(client: Client) -> None:
     first = whole_response(client, BODY)
     second = whole_response(client, next_turn(first))

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from service.errors import ApiError
-from service.response_store import ROW_BYTES, ResponseStore, StoredResponse
+from service.response_store import _BOUNDS, ROW_BYTES, ResponseStore, StoredResponse
 
 pytestmark = pytest.mark.anyio
 MANY = 10**9
@@ -120,6 +120,17 @@ async def test_a_conversation_ends_at_what_is_gone(store: ResponseStore) -> None
     assert await store.delete("a", "me")
     assert [one.id for one in await store.chain("c", "me")] == ["b", "c"]
     assert not await store.delete("a", "me")
+
+
+async def test_no_more_of_a_conversation_is_read_than_memory_can_take(
+    store: ResponseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, previous in (("a", None), ("b", "a"), ("c", "b")):
+        await store.save(response(name, previous, 1000), "me")
+    monkeypatch.setitem(_BOUNDS, "largest", 2 * (1002 + ROW_BYTES))
+    assert [one.id for one in await store.chain("c", "me")] == ["b", "c"]
+    monkeypatch.setitem(_BOUNDS, "most", 1)
+    assert [one.id for one in await store.chain("c", "me")] == ["c"]
 
 
 async def test_the_longest_unused_go_first_when_there_is_too_much(path: Path) -> None:
