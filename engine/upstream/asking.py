@@ -53,8 +53,9 @@ def _fields(params: SamplingParams, request: Request) -> dict[str, object]:
     if params.logit_bias:
         body["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
     if params.logprobs is not None:
+        num_best = max(1, params.logprobs)  # some servers take 0 for none at all
         is_chat = isinstance(request.prompt, ChatPrompt)
-        body |= {"logprobs": True, "top_logprobs": params.logprobs} if is_chat else {"logprobs": params.logprobs}
+        body |= {"logprobs": True, "top_logprobs": num_best} if is_chat else {"logprobs": num_best}
     return body
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -25,6 +25,7 @@ from engine.api import (
 from engine.streams import BufferedChoiceStream
 from engine.upstream.answer import Answer, Usage
 from engine.upstream.asking import body_of, path_of
+from engine.upstream.client import post, unwind
 from engine.upstream.fleet import Fleet, Upstream
 from engine.upstream.refusals import Refusal, refusal_of
 
@@ -174,7 +175,7 @@ class Call:
         request, is_open = self._prompt.request, False
         body = body_of(request, self._params, upstream.model, upstream.max_model_len)
         try:
-            async with aclosing(await _post(self._terms.http, upstream.url + path_of(request), body)) as response:
+            async with aclosing(await post(self._terms.http, upstream.url + path_of(request), body)) as response:
                 is_open = True
                 await self._read(response, upstream)
         except (httpx.TransportError, httpx.DecodingError) as error:
@@ -201,7 +202,7 @@ class Call:
                 elif event.data and not self.stream.ended:
                     await self._take(event.data, upstream)
         finally:
-            await _unwind(events)
+            await unwind(events)
         if not self.stream.ended and not self._answer.finished:
             raise Refusal.lost("it ended before the answer did")
         self._end()
@@ -251,35 +252,3 @@ class Call:
 
     def _wake(self) -> None:
         self._taken.set()
-
-
-class _Body(httpx.AsyncByteStream):
-    """Of a request. No generator, which a cancelled send would leave suspended (see `_unwind`)."""
-
-    def __init__(self, body: bytes) -> None:
-        self._rest: list[bytes] = [body]
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._rest:
-            raise StopAsyncIteration
-        return self._rest.pop()
-
-
-async def _post(http: httpx.AsyncClient, url: str, body: bytes) -> httpx.Response:
-    """The answer's beginning, to be closed."""
-    request = http.build_request("POST", url, headers={"content-length": str(len(body))})
-    request.stream = _Body(body)
-    return await http.send(request, stream=True)
-
-
-async def _unwind(events: AsyncIterator[object]) -> None:
-    """End every generator that the HTTP client has stacked up below this one: closing it would leave them suspended,
-    for the garbage collector to find. A read that is cancelled in the lowest of them ends them all, and the connection.
-    """
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        async for _ in events:
-            pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -28,6 +27,7 @@ from engine.api import (
 from engine.config import EngineConfig, UpstreamConfig
 from engine.upstream.asking import prefix_key
 from engine.upstream.call import SHUTTING_DOWN, Call, Prompt, Terms
+from engine.upstream.client import new_client
 from engine.upstream.fleet import Fleet
 
 CAPABILITIES = frozenset({Capability.TEXT_IN, Capability.TOKENS_IN, Capability.PAUSE})
@@ -76,7 +76,10 @@ class UpstreamEngine:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         try:
-            async with self._client() as http, anyio.create_task_group() as group:
+            async with (
+                new_client(self._upstream, self._config.max_num_seqs) as http,
+                anyio.create_task_group() as group,
+            ):
                 self._http, self._group = http, group
                 for upstream in self._fleet.upstreams:
                     group.start_soon(self._fleet.poll, upstream, http, self._upstream.poll_seconds)
@@ -87,21 +90,6 @@ class UpstreamEngine:
         finally:
             self._group = None
             self.stop()
-
-    def _client(self) -> httpx.AsyncClient:
-        """The environment is not looked at: a proxy for the world outside is none for a server next door."""
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._config.max_num_seqs)
-        timeout = httpx.Timeout(None, connect=self._upstream.connect_timeout)
-        key = self._upstream.api_key
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        is_secure = any(url.startswith("https:") for url in self._upstream.urls)
-        return httpx.AsyncClient(
-            headers={"User-Agent": "chorus", "Content-Type": "application/json", **headers},
-            limits=limits,
-            timeout=timeout,
-            trust_env=False,
-            verify=ssl.create_default_context() if is_secure else False,
-        )
 
     async def _sweep(self) -> None:
         while True:
