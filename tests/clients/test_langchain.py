@@ -56,6 +56,19 @@ def test_stream_adds_up_to_what_invoke_gives(server: Server) -> None:
     assert whole.response_metadata["finish_reason"] == "stop"
 
 
+def test_the_responses_interface_gives_the_same_streamed_or_not(server: Server) -> None:
+    model = chat(server, use_responses_api=True)
+    whole = model.invoke(QUESTION)
+    assert [part["text"] for part in whole.content] == [PARIS]
+    assert whole.usage_metadata["input_tokens"] == 37
+    parts = [part for chunk in model.stream(QUESTION) for part in chunk.content]
+    assert "".join(part.get("text", "") for part in parts) == PARIS
+    asked = model.with_structured_output(City, method="json_schema").invoke(QUESTION)
+    assert isinstance(asked, City)
+    (call,) = model.bind_tools([weather], tool_choice="weather").invoke(QUESTION).tool_calls
+    assert call["name"] == "weather" and weather(**call["args"])
+
+
 def test_batch_answers_each_by_itself(server: Server) -> None:
     countries = ["France", "Germany", "Japan", "Greece"]
     answers = chat(server).batch([f"What is the capital of {country}?" for country in countries])
