@@ -37,6 +37,9 @@ CASES = [(True, one.method, one.path) for one in OPERATIONS] + [
 ]
 """allowed, method, path: what the document allows; and, of what takes anything, what it does not."""
 
+WITH_BODY = {one.path for one in OPERATIONS if one.body}
+"""Of these a share has to be served."""
+
 
 @pytest.fixture
 def bounded(servers: Servers) -> Server:
@@ -83,7 +86,7 @@ def test_every_answer_is_as_described(bounded: Server, allowed: bool, method: st
         case.validate_response(response, checks=described)
 
     ask()
-    assert not allowed or method != "post" or statuses[200] >= num_examples // 5, statuses
+    assert not allowed or path not in WITH_BODY or statuses[200] >= num_examples // 5, statuses
     bounded.wait_idle()
 
 
