@@ -49,7 +49,7 @@ class ChoiceEvent:
     """What one engine update adds to one choice; the last one, and no other, has an end_reason. Nobody changes it.
 
     index: prompt * n + choice. text: content, may be empty. token_ids: those that count, up to the one that completed a
-    stop string. num_tokens: how many, None from an engine that does not say; num_reasoning_tokens: of them.
+    stop string. num_tokens: how many (of text, see TextDelta); num_reasoning_tokens: of them.
     stop_reason: the stop string or token id. entries: where log probabilities were asked for, of the tokens whose text
     is out; over all events one for each token that counts. error: what the client is told where the end_reason is
     ERROR. calls: what the parser made of the text that is neither content nor reasoning. ordered: where there are
@@ -59,7 +59,7 @@ class ChoiceEvent:
     index: int
     text: str
     token_ids: tuple[int, ...] = ()
-    num_tokens: int | None = 0
+    num_tokens: int = 0
     end_reason: EndReason | None = None
     stop_reason: int | str | None = None
     entries: tuple[TokenEntry, ...] = ()

@@ -159,7 +159,7 @@ class FanOut:
     def observe(self, event: ChoiceEvent) -> list[int]:
         """To be called once for each event, as soon as it is made. Returns the choices that are to be cancelled now."""
         choice, now = self._choices[event.index], self._clock()
-        choice.num_tokens += event.num_tokens or 0
+        choice.num_tokens += event.num_tokens
         if event.entries:
             choice.num_logprobs += len(event.entries)
             choice.logprob_sum += sum(entry.logprob or 0.0 for entry in event.entries)

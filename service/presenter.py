@@ -57,7 +57,7 @@ class Presenter(ABC):
         )
 
     def count(self, event: ChoiceEvent) -> None:
-        self._num_completion_tokens += event.num_tokens or 0
+        self._num_completion_tokens += event.num_tokens
         self._num_reasoning_tokens += event.num_reasoning_tokens
 
     def event_name(self, chunk: Struct) -> str | None:

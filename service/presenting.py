@@ -72,7 +72,7 @@ class Part:
         self.calls += event.calls
         self.entries += event.entries
         self.token_ids += event.token_ids
-        self.num_tokens += 1 if event.num_tokens is None else event.num_tokens
+        self.num_tokens += event.num_tokens
         if event.end_reason is not None:
             self.end = event
 

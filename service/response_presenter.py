@@ -82,7 +82,7 @@ class ResponsePresenter(Presenter):
     def _add(self, event: ChoiceEvent) -> list[Struct]:
         self.count(event)
         self._waiting += event.pieces
-        self._num_waiting += 1 if event.num_tokens is None else event.num_tokens
+        self._num_waiting += event.num_tokens
         made = self._output.add((), self._logprobs(event))
         if self._num_waiting >= self._job.show.tokens_per_chunk or event.end_reason is not None:
             made += self._output.add(merge(self._waiting), ())

@@ -78,7 +78,7 @@ async def test_stop_string_over_several_tokens_ends_the_choice_and_frees_it() ->
     assert text_of(events) == "alpha be"
     assert end_of(events) == (EndReason.STOP, "ta ga")
     # counted up to the token that completed the match, whatever the engine made meanwhile
-    assert sum(event.num_tokens or 0 for event in events) == len("alpha beta ga")
+    assert sum(event.num_tokens for event in events) == len("alpha beta ga")
 
 
 async def test_stop_string_in_the_first_token_gives_empty_text_and_one_token() -> None:
@@ -109,7 +109,7 @@ async def test_stop_token_is_counted_but_is_not_text() -> None:
     events = await events_of(FakeEngine(EngineConfig(), rule=script(b"abc")), make_job(stop_token_ids=(ord("c"),)))
     assert text_of(events) == "ab"
     assert end_of(events) == (EndReason.STOP, ord("c"))
-    assert sum(event.num_tokens or 0 for event in events) == 3
+    assert sum(event.num_tokens for event in events) == 3
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 9))
@@ -117,7 +117,7 @@ async def test_cut_inside_a_character_drops_its_bytes(max_tokens: int) -> None:
     whole = "a🧪界".encode()
     events = await events_of(FakeEngine(EngineConfig(), rule=script(whole)), make_job(max_tokens=max_tokens))
     assert text_of(events) == whole[:max_tokens].decode("utf-8", "ignore")
-    assert sum(event.num_tokens or 0 for event in events) == max_tokens
+    assert sum(event.num_tokens for event in events) == max_tokens
 
 
 async def test_failing_choice_ends_its_siblings_and_is_raised_as_itself() -> None:

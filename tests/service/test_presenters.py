@@ -25,7 +25,7 @@ def make_job(kind: Literal["chat", "completion"], n: int, *, prompts: int = 1, u
 
 
 def event(
-    index: int, text: str, num_tokens: int | None = 1, end: EndReason | None = None, stop: Any = None
+    index: int, text: str, num_tokens: int = 1, end: EndReason | None = None, stop: Any = None
 ) -> ChoiceEvent:
     return ChoiceEvent(index, text, (), num_tokens, end, stop)
 
