@@ -106,7 +106,7 @@ def _join(path: str, name: str) -> str:
 
 
 def _nearest(name: str, known: set[str]) -> str | None:
-    matches = difflib.get_close_matches(name[:64], sorted(known - {name}), n=1, cutoff=0.0)
+    matches = difflib.get_close_matches(name[:64], sorted(known - {name}), n=1)
     return matches[0] if matches else None
 
 

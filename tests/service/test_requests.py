@@ -343,6 +343,11 @@ def test_an_unknown_field_names_the_nearest_one(client: Client) -> None:
     assert "`text`" in error["message"]
 
 
+def test_an_unknown_field_that_is_near_none_gets_no_false_hint(client: Client) -> None:
+    error = check_error(client.post(CHAT, json=chat(guided_json={})), 400, "guided_json", "unknown_parameter")
+    assert error["message"] == "Unknown parameter: `guided_json`."
+
+
 def test_the_model_must_be_the_served_one_exactly(client: Client) -> None:
     for name in ("m", "org/M", "../../etc/passwd", "file:///x", "org/m\u0000", ""):
         for response in post_each(client, {"model": name}):
