@@ -96,6 +96,7 @@ install_test() {
 }
 
 install_tracing() {
+  say "installing OpenTelemetry, for traces"
   requirements_of "$venv/tracing-requirements.txt" tracing || exit 1
   install_locked --requirement "$venv/tracing-requirements.txt" || die "cannot install OpenTelemetry"
 }

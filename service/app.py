@@ -130,7 +130,9 @@ def _tracing(settings: Settings) -> Recorder | None:
     try:
         from service.tracing import tracing_to  # OpenTelemetry is an extra
     except ImportError:
-        raise SettingsError("CHORUS_OTLP_ENDPOINT needs OpenTelemetry: install chorus-llm[tracing]") from None
+        raise SettingsError(
+            "CHORUS_OTLP_ENDPOINT needs OpenTelemetry, the extra `tracing`; deploy/serve installs it"
+        ) from None
     return tracing_to(settings.otlp_endpoint)
 
 

@@ -197,6 +197,16 @@ def test_compiled_files_are_no_change(copy: Path) -> None:
     assert not installs(run(copy, "serve")[1])
 
 
+def test_opentelemetry_is_installed_where_traces_are_wanted(copy: Path) -> None:
+    def asked_for(calls: list[str]) -> bool:
+        return any("tracing-requirements" in call for call in installs(calls))
+
+    assert not asked_for(run(copy, "serve")[1])
+    status, calls, _ = run(copy, "serve", CHORUS_OTLP_ENDPOINT="http://127.0.0.1:9")
+    assert status == 0 and asked_for(calls) and calls[-1] == "-P -m service"
+    assert not installs(run(copy, "serve", CHORUS_OTLP_ENDPOINT="http://127.0.0.1:9")[1])
+
+
 def test_tests_run_in_the_tree_and_get_the_arguments(copy: Path) -> None:
     status, calls, _ = run(copy, "test", "-k", "a b")
     assert status == 0 and calls[-1] == "-m pytest -k a b"
