@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("client", ["openai", "openai-responses", "ai-sdk"])
+@pytest.mark.parametrize("client", ["openai", "openai-responses", "ai-sdk", "ai-sdk-responses"])
 def test_client_of_node(folder: Path, server: Server, client: str) -> None:
     done = subprocess.run(
         ["node", "--test", "--test-reporter=spec", f"{client}.test.js"],

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, Output, generateText, stepCountIs, streamText, tool } from "ai";
+import { APICallError, Output, generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";
 import { z } from "zod";
 import { MODEL, PARIS, QUESTION, URL, idle, running } from "./running.js";
 
@@ -44,6 +44,15 @@ test("structured output, whole and streamed", async () => {
   const streamed = streamText({ ...asked, output });
   let last;
   for await (const partial of streamed.partialOutputStream) last = partial;
+  assert.deepEqual(last, whole);
+});
+
+test("objects by their own functions, whole and streamed", async () => {
+  const whole = (await generateObject({ ...asked, schema: City })).object;
+  assert.deepEqual(whole, City.parse(whole));
+  const streamed = streamObject({ ...asked, schema: City });
+  let last;
+  for await (const partial of streamed.partialObjectStream) last = partial;
   assert.deepEqual(last, whole);
 });
 
