@@ -146,6 +146,8 @@ class Call:
             except Refusal as refusal:
                 may_retry = refusal.is_passing and not self._answer.has_begun and len(tried) <= self._terms.max_retries
                 other = self._terms.fleet.choose(self._prompt.key, tried) if may_retry else None
+                if other is None and may_retry and refusal.is_unheard and tried.count(self._upstream) == 1:
+                    other = self._upstream
                 self._move_to(other)
                 if other is None:
                     self._fail(refusal.error)
@@ -182,9 +184,10 @@ class Call:
             reason = str(error) or type(error).__name__
             if is_open:
                 raise Refusal.lost(reason) from None
-            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            is_down = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            if is_down:
                 upstream.set_down(reason)  # the next poll may find it again
-            raise Refusal.unreachable(reason) from None
+            raise Refusal.unreachable(reason, is_unheard=not is_down) from None
 
     async def _read(self, response: httpx.Response, upstream: Upstream) -> None:
         if response.status_code != 200:

@@ -27,18 +27,23 @@ _STATUS_OF_CODE = {"engine_not_ready": 503, "engine_dead": 503, "deadline_exceed
 
 class Refusal(Exception):
     """error: for the client. is_passing: another upstream may do it, or this one later. is_fault: the upstream is
-    ill; what it says of a request is no sign of that, nor is a full queue.
+    ill; what it says of a request is no sign of that, nor is a full queue. is_unheard: the connection broke before any
+    answer, as one does that was kept for later while the server had given it up.
     """
 
-    def __init__(self, error: EngineError, *, is_passing: bool = False, is_fault: bool = False) -> None:
+    def __init__(
+        self, error: EngineError, *, is_passing: bool = False, is_fault: bool = False, is_unheard: bool = False
+    ) -> None:
         super().__init__(str(error))
         self.error = error
         self.is_passing = is_passing
         self.is_fault = is_fault
+        self.is_unheard = is_unheard
 
     @classmethod
-    def unreachable(cls, reason: str) -> Refusal:
-        return cls(EngineNotReady(f"the upstream cannot be reached: {reason}"), is_passing=True, is_fault=True)
+    def unreachable(cls, reason: str, *, is_unheard: bool) -> Refusal:
+        error = EngineNotReady(f"the upstream cannot be reached: {reason}")
+        return cls(error, is_passing=True, is_fault=True, is_unheard=is_unheard)
 
     @classmethod
     def lost(cls, reason: str) -> Refusal:

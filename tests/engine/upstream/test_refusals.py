@@ -157,6 +157,19 @@ async def test_an_error_in_the_stream_is_a_refusal_while_nothing_has_been_said(e
         assert isinstance(last.cause, EngineOverloaded) and str(last.cause) == "boo"
 
 
+async def test_a_connection_that_was_given_up_meanwhile_is_made_anew() -> None:
+    async def once_cut(wire: Wire) -> None:
+        await (cut_at_once(wire) if len(servers[0].bodies) == 1 else well(wire))
+
+    async with fleet(once_cut) as (engine, servers):
+        assert [text for text, _ in await ask(engine, chat())] == ["fine"]
+        assert len(servers[0].bodies) == 2
+        servers[0].answer = cut_at_once
+        with pytest.raises(EngineNotReady):
+            await ask(engine, chat())
+        assert len(servers[0].bodies) == 4
+
+
 async def test_tries_are_bounded() -> None:
     async with fleet(*[cut_at_once] * 5, max_retries=2) as (engine, servers):
         with pytest.raises(EngineNotReady):
