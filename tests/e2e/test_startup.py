@@ -63,7 +63,7 @@ def test_model_that_does_not_exist_is_no_success_under_plain_hypercorn(tmp_path:
 @pytest.mark.parametrize("launcher", ["service", "hypercorn"])
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("CHORUS_MAX_NUM_SEQS", "many"), ("CHORUS_ENGINE", "vllm"), ("CHORUS_DTYPE", "int3"), ("CHORUS_MAX_N", "0")],
+    [("CHORUS_MAX_NUM_SEQS", "many"), ("CHORUS_ENGINE", "llama"), ("CHORUS_DTYPE", "int3"), ("CHORUS_MAX_N", "0")],
 )
 def test_bad_setting_gives_one_line_with_its_name(launcher: str, name: str, value: str) -> None:
     where = "service" if launcher == "service" else "hypercorn"

@@ -16,7 +16,7 @@ from tests.e2e.server import Server, spec
 def test_metrics_are_on_their_own_address_and_nothing_else_is(worker: str) -> None:
     settings = {**FAKE, "CHORUS_METRICS_BIND": "127.0.0.1:0"}
     with Server.start(spec("service", worker, settings)).wait_ready() as server:
-        match = re.search(r"metrics on (http://127\.0\.0\.1:\d+)/metrics", server.output())
+        match = re.search(r'"metrics","url":"(http://127\.0\.0\.1:\d+)/metrics"', server.output())
         assert match is not None
         with httpx.Client(base_url=match[1]) as inside:
             assert "chorus_sequences_running" in inside.get("/metrics").text
