@@ -24,9 +24,7 @@ def make_job(kind: Literal["chat", "completion"], n: int, *, prompts: int = 1, u
     return GenerationJob(kind, f"{kind}-1", 7, "served", batch, n, TextRules(), True, usage, None)
 
 
-def event(
-    index: int, text: str, num_tokens: int = 1, end: EndReason | None = None, stop: Any = None
-) -> ChoiceEvent:
+def event(index: int, text: str, num_tokens: int = 1, end: EndReason | None = None, stop: Any = None) -> ChoiceEvent:
     return ChoiceEvent(index, text, (), num_tokens, end, stop)
 
 

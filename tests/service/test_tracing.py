@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind, StatusCode
 
-from engine.api import ChoiceFailed, EndReason, EngineOverloaded
+from engine.api import ChoiceFailed, EmbedRequest, EndReason, EngineOverloaded
 from engine.config import EngineConfig
 from engine.fake import FakeEngine
 from service.app import create_app
+from service.auth import ANYONE
 from service.choice_text import ChoiceEvent
+from service.embedding_request import EmbeddingJob
+from service.embedding_response import EmbeddingResponse
 from service.event_stream import GenerationResponse
 from service.job import GenerationJob
 from service.lifespan import Services
@@ -237,6 +240,32 @@ def test_reasoning_and_calls_of_an_answer_are_parts_of_their_own_and_long_texts_
         {"type": "text", "content": "x" * MAX_TEXT + "..."},
         {"type": "tool_call", "id": "c1", "name": "look", "arguments": "{}"},
     ]
+
+
+async def test_embeddings_are_one_span_below_the_callers_without_text() -> None:
+    collector, before = Collector(), time.time_ns()
+    engine = FakeEngine(EngineConfig(embedding_model="any", served_embedding_model_name="e"))
+    batch = [EmbedRequest(tuple(b"secret"), dimensions=3), EmbedRequest(tuple(b"x"), dimensions=3)]
+    job = EmbeddingJob("e", batch, False, ANYONE, "r", time.monotonic(), 60)
+    headers = [(b"traceparent", f"00-{TRACE}-{PARENT}-01".encode())]
+    async with traced(engine, collector) as services:
+        for refusal in (None, EngineOverloaded("full")):
+            client = Client()
+            if refusal is not None:
+                engine.refuse_next(refusal)
+            with suppress(EngineOverloaded):
+                await EmbeddingResponse(job, services)({"headers": headers}, client.receive, client.send)  # type: ignore
+    answered, refused = collector.spans
+    for span in (answered, refused):
+        assert (span.name, span.kind) == ("embeddings e", SpanKind.SERVER)
+        assert f"{span.parent.trace_id:032x}" == TRACE and f"{span.parent.span_id:016x}" == PARENT
+        assert before <= span.start_time <= span.end_time <= time.time_ns()
+        assert "secret" not in str(dict(span.attributes))
+    attributes = dict(answered.attributes)
+    assert attributes["gen_ai.operation.name"] == "embeddings" and attributes["gen_ai.usage.input_tokens"] == 7
+    assert attributes["gen_ai.embeddings.dimension.count"] == 3 and attributes["chorus.outcome"] == "ok"
+    assert refused.status.status_code is StatusCode.ERROR
+    assert refused.attributes["error.type"] == "EngineOverloaded"
 
 
 def test_texts_without_traces_are_a_mistake() -> None:
