@@ -300,7 +300,7 @@ def test_an_endpoint_is_a_url_without_secrets(raw: str) -> None:
 
 def test_without_the_extra_the_start_ends_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "service.tracing", None)
-    with pytest.raises(SettingsError, match=r"chorus-llm\[tracing\]"):
+    with pytest.raises(SettingsError, match=r"the extra `tracing`"):
         create_app(Settings(engine="fake", otlp_endpoint="http://collector:4318"))
 
 
