@@ -82,7 +82,7 @@ install_dependencies() {
 }
 
 install_runtime() {
-  say "installing (once; about 1.5 GB, a minute or two)"
+  say "installing (about 1.5 GB the first time, some minutes)"
   install_dependencies
   pip_install --no-deps --no-build-isolation --editable "$root" || die "cannot install the project"
 }
