@@ -68,7 +68,9 @@ async def prepare_embedding(request: EmbeddingCreateRequest, services: Services,
 def _check_model(model: str, services: Services) -> None:
     settings = services.settings
     if services.engine.info.embedding is None:
-        message = "This server makes no embeddings: its operator has set no CHORUS_EMBEDDING_MODEL."
+        passes_on = settings.engine == "upstream"  # where there is no such setting
+        why = "it passes chats and completions on" if passes_on else "its operator has set no CHORUS_EMBEDDING_MODEL"
+        message = f"This server makes no embeddings: {why}."
         raise ApiError(ErrorInfo(404, message, param="model", code="model_not_found"))
     if model == services.model_name:
         raise invalid(f"The model `{model}` makes no embeddings.", "model")

@@ -168,6 +168,12 @@ def test_without_an_embedding_model_the_setting_is_named() -> None:
         assert "embedding" not in client.get("/metrics").text
 
 
+def test_a_server_that_passes_on_names_no_setting_that_it_would_refuse() -> None:
+    with serving(replace(SETTINGS, engine="upstream")) as client:
+        error = check_error(client.post(PATH, json={"model": "org/m", "input": "a"}), 404, "model", "model_not_found")
+    assert error["message"] == "This server makes no embeddings: it passes chats and completions on."
+
+
 def test_the_name_is_the_models_and_not_the_other_models() -> None:
     assert read_settings({"CHORUS_EMBEDDING_MODEL": "org/e"}).served_embedding_model_name == "org/e"
     assert read_settings({}).embedding_model is None
