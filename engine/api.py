@@ -170,6 +170,7 @@ class Request:
     no choice is held to it, on engines that have constraints. kv_transfer_params: where keys and values are to come
     from or to go to, in the words of the engine's connector; needs Capability.KV_TRANSFER.
     sent: fields as the client sent them, for engines that pass requests on; they go before what the parameters say.
+    own_names: what the client calls fields that go on under other names, by those.
     """
 
     model: str
@@ -182,6 +183,7 @@ class Request:
     checked: tuple[Constraint, ...] = ()
     kv_transfer_params: dict[str, object] | None = None
     sent: Mapping[str, object] = field(default_factory=dict)
+    own_names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

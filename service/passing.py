@@ -89,8 +89,21 @@ def passed_chat(request: SamplingFields, turn: Turn, settings: Settings, caller:
         text=text_rules(request, continues=wish.continues),
         constraint=None,
         sent=sent,
+        own_names=_own_names(turn),
     )
     return plan, ChatPrompt(tuple(map(_message, turn.messages)))
+
+
+def _own_names(turn: Turn) -> dict[str, str]:
+    """Where the server has a chat's names for the fields of another endpoint."""
+    if turn.kind == "chat":
+        return {}
+    own_format = {} if turn.text is None else {"response_format": turn.text.param}
+    return own_format | {
+        "messages": turn.template.messages_param,
+        "max_tokens": turn.max_tokens_param,
+        "reasoning_effort": turn.template.effort_param,
+    }
 
 
 def passed_prompt(prompt: str | list[int]) -> Prompt:

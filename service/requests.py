@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -38,7 +38,7 @@ MAX_PROMPT_LOGPROBS = 500_000
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What the endpoints differ in. *_param: the fields to blame, as the client named them.
-    sent: fields that go on to the engine as they came, None where it gets tokens.
+    sent: fields that go on to the engine as they came, None where it gets tokens. own_names: as in its requests.
     """
 
     kind: Kind
@@ -53,6 +53,7 @@ class Plan:
     constraint: api.Constraint | None
     checked: tuple[api.Constraint, ...] = ()
     sent: Mapping[str, object] | None = None
+    own_names: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_common(request: SamplingFields, services: Services, fields: Mapping[str, FieldRule]) -> None:
@@ -124,6 +125,7 @@ def make_job(
         checked=plan.checked,
         kv_transfer_params=request.kv_transfer_params,
         sent=plan.sent or {},
+        own_names=plan.own_names,
     )
     return GenerationJob(
         kind=plan.kind,

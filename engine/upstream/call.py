@@ -150,7 +150,7 @@ class Call:
                     other = self._upstream
                 self._move_to(other)
                 if other is None:
-                    self._fail(refusal.error)
+                    self._fail(refusal.told(self._prompt.request.own_names))
 
     def _move_to(self, upstream: Upstream | None) -> None:
         """The upstream whose the choice is, if any."""

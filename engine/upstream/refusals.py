@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
@@ -52,6 +53,13 @@ class Refusal(Exception):
     @classmethod
     def broken(cls, reason: str) -> Refusal:
         return cls(ChoiceFailed(f"the upstream's answer cannot be read: {reason}"), is_passing=True, is_fault=True)
+
+    def told(self, own_names: Mapping[str, str]) -> EngineError:
+        """To a client that has own names for some fields."""
+        match self.error:
+            case RequestRejected(param=str(param)) | RequestTooLarge(param=str(param)) as error:
+                error.param = own_names.get(param.partition(".")[0].partition("[")[0], param)
+        return self.error
 
     @classmethod
     def failed(cls, message: str) -> Refusal:

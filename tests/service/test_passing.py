@@ -176,6 +176,34 @@ async def test_an_include_stop_str_is_looked_for_here_so_that_any_server_will_do
         assert "stop" not in server.bodies[0]
 
 
+@pytest.mark.parametrize(
+    ("theirs", "code", "own"),
+    [
+        ("messages[0].content", None, "input"),
+        ("messages", "context_length_exceeded", "input"),
+        ("max_tokens", "context_length_exceeded", "max_output_tokens"),
+        (None, "context_length_exceeded", "max_output_tokens"),
+        ("reasoning_effort", "unsupported_parameter", "reasoning.effort"),
+        ("response_format.json_schema.schema", None, "text.format.schema"),
+        ("top_p", None, "top_p"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_server_refuses_of_a_response_has_the_clients_name(
+    stream: bool, theirs: str | None, code: str | None, own: str
+) -> None:
+    async def refusing(wire: Wire) -> None:
+        await wire.refuse(400, {"error": {"message": "m", "param": theirs, "code": code}})
+
+    wanted = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+    body = {"model": "served", "input": "hi", "stream": stream, "text": {"format": wanted}}
+    async with front(refusing) as (client, _, _):
+        answer = await client.post("/v1/responses", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, own)
+        chat = await client.post("/v1/chat/completions", json=CHAT)
+        assert chat.json()["error"]["param"] == (theirs or "max_tokens")
+
+
 async def test_a_response_is_made_of_a_chat() -> None:
     async with front(fine) as (client, server, _):
         answer = await client.post("/v1/responses", json={"model": "served", "input": "hi", "max_output_tokens": 20})
