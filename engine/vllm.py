@@ -192,9 +192,7 @@ def make_llm(path: Path, config: EngineConfig, options: VllmOptions) -> Any:
         arguments["max_num_batched_tokens"] = max(config.max_num_batched_tokens, _context(path, config))
     copies = options.data_parallel_size or 1
     if copies > 1 and EngineArgs(**arguments).create_model_config().is_moe:
-        raise ModelLoadError(
-            "copies of a mixture of experts step together, as vLLM's own server has them"
-        )
+        raise ModelLoadError("copies of a mixture of experts step together, as vLLM's own server has them")
     return LLMEngine.from_engine_args(EngineArgs(**arguments), enable_multiprocessing=copies > 1)
 
 

@@ -36,7 +36,8 @@ def check_sampling(
     if n > settings.max_n:
         raise invalid(f"`{n_param}` is {n}, more than this server's limit of {settings.max_n}.", n_param)
     if n * num_prompts > settings.max_choices:
-        many = f"{num_prompts} prompts with {n_param}={n} make {n * num_prompts} choices"
+        prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
+        many = f"{prompts} with {n_param}={n}: {n * num_prompts} choices"
         message = f"{many}, more than this server admits at once ({settings.max_choices})."
         raise invalid(message, n_param if n > 1 else "prompt")
     if request.stream_options is not None and not request.stream:
