@@ -55,7 +55,7 @@ def read_item(given: Mapping[str, Any], place: str) -> Placed:
     if type_ is None:
         raise _no_item(kind, place)
     try:
-        item = cast("InputItem", msgspec.convert(given, type=type_))
+        item = msgspec.convert(given, type=type_)
     except msgspec.ValidationError as error:
         raise validation_error(str(error), type_, place) from None
     except RecursionError:

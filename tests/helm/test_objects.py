@@ -186,9 +186,12 @@ def test_every_value_reaches_the_server_as_it_was_given() -> None:
         enforce_eager=False,
         kv_transfer_config={"kv_connector": "NixlConnector", "kv_role": "kv_both"},
     )
+    kept = environment(rendered("responses"))  # of one pod alone, where everything else is of several
+    assert str(read_settings(kept).responses_store) == "/data/responses.sqlite"
+    assert read_settings(kept).responses_max_bytes == 5 * 2**30
     variables = environment(rendered("everything"))
     unset = {setting.name for setting in fields(Settings)} - {
-        name.removeprefix("CHORUS_").lower() for name in (*variables, *upstream, *vllm)
+        name.removeprefix("CHORUS_").lower() for name in (*variables, *kept, *upstream, *vllm)
     }
     assert not unset, "set them in ci/everything-values.yaml"
     settings = read_settings(variables)
