@@ -7,7 +7,7 @@ import re
 import kubernetes_validate
 import pytest
 
-from tests.helm.chart import CHART, ROOT, Object, environment, helm, only, server, yaml
+from tests.helm.chart import CHART, ROOT, Object, RenderError, environment, helm, only, server, yaml
 from tests.helm.test_kubernetes import CRDS, VERSIONS
 
 EXAMPLES = CHART / "examples"
@@ -95,3 +95,11 @@ def test_chorus_asks_for_the_leaders_service_and_model() -> None:
 def test_each_example_is_told_of() -> None:
     told = set(re.findall(r"helm/chorus/examples/([\w.-]+\.yaml)", (ROOT / "deploy/engines.md").read_text()))
     assert told == {path.name for path in EXAMPLES.iterdir()}
+
+
+def test_a_model_over_more_gpus_than_there_are_is_refused() -> None:
+    values = str(EXAMPLES / "vllm-one-node-values.yaml")
+    arguments = ["template", "chorus", str(CHART), "-f", values, "--set-json"]
+    with pytest.raises(RenderError, match="over 8 GPUs, and there are 4"):
+        helm(*arguments, "engine.vllm.pipelineParallelSize=2")
+    helm(*arguments, 'engine.vllm={"tensorParallelSize": 4, "pipelineParallelSize": 2, "nnodes": 2}')

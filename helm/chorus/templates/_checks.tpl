@@ -57,6 +57,12 @@ no list with the same name twice; elsewhere the last one would win without a wor
 {{- fail (printf "engine.upstream.%s needs engine.type: upstream" $name) }}
 {{- end }}
 {{- end }}
+{{- $vllm := $engine.vllm }}
+{{- $parts := mul (int (default 1 $vllm.tensorParallelSize)) (int (default 1 $vllm.pipelineParallelSize)) (int (default 1 $vllm.dataParallelSize)) }}
+{{- $gpus := mul (int .Values.cuda.count) (int (default 1 $vllm.nnodes)) }}
+{{- if and (eq .Values.device "cuda") (gt $parts $gpus) }}
+{{- fail (printf "engine.vllm spreads the model over %d GPUs, and there are %d: cuda.count for each of engine.vllm.nnodes" $parts $gpus) }}
+{{- end }}
 {{- $useless := dict "vllm" (list "runner" "numSpeculativeTokens" "numThreads") "upstream" (list "embeddingModel" "servedEmbeddingModelName") }}
 {{- range get $useless $engine.type | default list }}
 {{- if include "chorus.settingValue" (get $engine .) }}
