@@ -131,7 +131,7 @@ class ResponsePresenter(Presenter):
             self._blank,
             status=status,
             completed_at=int(time.time()) if status == "completed" else None,
-            incomplete_details=None if status == "completed" else IncompleteDetails(),
+            incomplete_details=IncompleteDetails() if status == "incomplete" else None,
             output=self._output.items(),
             usage=self._response_usage(),
             end_reason=end_reason.value,

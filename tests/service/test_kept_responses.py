@@ -173,6 +173,26 @@ def test_a_call_that_was_cut_short_is_left_out(settings: Settings) -> None:
         assert prompt_of(engine).split("\n") == ["user: hi", "user: more", "assistant: "]
 
 
+def test_what_was_cancelled_is_kept_as_that_and_not_as_too_long(
+    settings: Settings, backend: Literal["asyncio", "trio"]
+) -> None:
+    clients: list[Client] = []
+
+    def rule(_: int, position: int, __: int) -> int:
+        if position == 2:
+            (running,) = clients[0].app.state.services.running.of("")
+            running.cancel()
+        return ord("a")
+
+    engine = ConstrainedEngine(settings.engine_config(), rule=rule)
+    with serving(settings, engine=engine, backend=backend) as client:
+        clients.append(client)
+        answer = whole_response(client, BODY | {"max_output_tokens": 100})
+        assert (answer["status"], answer["end_reason"]) == ("cancelled", "cancelled")
+        assert answer["incomplete_details"] is None
+        assert client.get(f"{PATH}/{answer['id']}").json() == answer
+
+
 def test_only_what_runs_can_be_cancelled(client: Client) -> None:
     answer = whole_response(client, BODY)
     check_error(client.post(f"{PATH}/{answer['id']}/cancel"), 400, "response_id")
