@@ -122,11 +122,13 @@ async def test_prompt_that_an_engine_cannot_read_is_refused_by_name(
     case: EngineCase, prompt: TextPrompt | ChatPrompt
 ) -> None:
     async with running(case) as engine:
-        if Capability.TEXT_IN in engine.info.capabilities:
-            pytest.skip("reads text itself")
-        with pytest.raises(UnsupportedByEngine):
-            async with engine.submit([Request("m", prompt, (SamplingParams(seed=1),))]):
-                pass
+        reads_text = Capability.TEXT_IN in engine.info.capabilities
+        if not reads_text:
+            with pytest.raises(UnsupportedByEngine):
+                async with engine.submit([Request("m", prompt, (SamplingParams(seed=1),))]):
+                    pass
+    if reads_text:  # said outside of the task group, which would make a failure of it
+        pytest.skip("reads text itself")
 
 
 async def test_nothing_gets_in_before_the_model_is_loaded(case: EngineCase) -> None:

@@ -33,9 +33,7 @@ MANY = [EmbedRequest((11,) * 64)] * 4000
 @asynccontextmanager
 async def embedding(case: EngineCase, **config: Any) -> AsyncIterator[Engine]:
     """An engine with an embedding model. Once the test is done with it, no input may wait."""
-    async with running(case, **EMBEDDING, **config) as engine:
-        if Capability.EMBEDDINGS not in engine.info.capabilities:
-            pytest.skip("has no embeddings")
+    async with running(case, Capability.EMBEDDINGS, **EMBEDDING, **config) as engine:
         yield engine
         await until(lambda: engine.health().last_step_age is None)
         assert engine.health().num_embedding_inputs == 0
@@ -169,6 +167,8 @@ async def test_drain_refuses_the_new_and_finishes_the_old(case: EngineCase) -> N
 @pytest.mark.parametrize("end", ["stop", "death"])
 async def test_the_engines_end_is_told_to_all_who_wait(case: EngineCase, end: str) -> None:
     engine = case.make(replace(CONFIG, **EMBEDDING))
+    if Capability.EMBEDDINGS not in engine.info.capabilities:
+        pytest.skip("has no embeddings")
     expected = EngineNotReady if end == "stop" else EngineDead
     told: list[str] = []
 
@@ -187,9 +187,6 @@ async def test_the_engines_end_is_told_to_all_who_wait(case: EngineCase, end: st
         with anyio.fail_after(20):
             await group.start(hosted)
             await engine.wait_ready()
-            if Capability.EMBEDDINGS not in engine.info.capabilities:
-                engine.stop()
-                pytest.skip("has no embeddings")
             async with anyio.create_task_group() as clients:
                 clients.start_soon(ask)
                 clients.start_soon(ask)

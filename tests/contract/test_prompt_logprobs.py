@@ -22,9 +22,7 @@ async def told(engine: Engine, asked: Request) -> tuple[PromptInfo, list[list[in
 
 
 async def test_each_token_but_the_first_has_one_whatever_was_cached(case: EngineCase) -> None:
-    async with running(case) as engine:
-        if Capability.PROMPT_LOGPROBS not in engine.info.capabilities:
-            pytest.skip("cannot")
+    async with running(case, Capability.PROMPT_LOGPROBS) as engine:
         plain, answers = await told(engine, request(2, prompt=PROMPT))
         assert plain.logprobs == []
         for _ in range(2):
@@ -37,9 +35,7 @@ async def test_each_token_but_the_first_has_one_whatever_was_cached(case: Engine
 
 
 async def test_a_prompt_of_one_token_has_none(case: EngineCase) -> None:
-    async with running(case) as engine:
-        if Capability.PROMPT_LOGPROBS not in engine.info.capabilities:
-            pytest.skip("cannot")
+    async with running(case, Capability.PROMPT_LOGPROBS) as engine:
         info, _ = await told(engine, replace(request(prompt=[11]), prompt_logprobs=0))
         assert info.logprobs == []
 
@@ -48,9 +44,8 @@ async def test_a_prompt_of_one_token_has_none(case: EngineCase) -> None:
 async def test_a_choice_of_no_tokens_ends_when_its_prompt_is_computed(
     case: EngineCase, prompt_logprobs: int | None
 ) -> None:
-    async with running(case, max_model_len=len(PROMPT) + case.num_spare) as engine:
-        if prompt_logprobs is not None and Capability.PROMPT_LOGPROBS not in engine.info.capabilities:
-            pytest.skip("cannot")
+    needs = None if prompt_logprobs is None else Capability.PROMPT_LOGPROBS
+    async with running(case, needs, max_model_len=len(PROMPT) + case.num_spare) as engine:
         asked = replace(request(3, prompt=PROMPT, max_tokens=0), prompt_logprobs=prompt_logprobs)
         async with engine.submit([asked]) as submission:
             for tokens, last in await read_all(submission.choices):
