@@ -114,7 +114,9 @@ class VllmEngine(SteppedEngine):
 
     def _start(self) -> tuple[StepCore, EngineInfo]:
         if find_spec("vllm") is None:
-            raise ModelLoadError("CHORUS_ENGINE=vllm needs vLLM, which is not installed here: deploy/engines.md says how")
+            raise ModelLoadError(
+                "CHORUS_ENGINE=vllm needs vLLM, which is not installed here: deploy/engines.md says how"
+            )
         config = self._config
         path = find_model(config.model, config.cache_dir, convert=_convert, with_code=config.trust_remote_code)
         try:
