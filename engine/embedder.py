@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer, PretrainedConfig
 from engine.api import EmbeddingInfo, EmbedRequest
 from engine.config import EngineConfig, ModelLoadError
 from engine.embedding_files import EmbeddingFiles, read_embedding_files
-from engine.model import DTYPES, resolve_device
+from engine.model import DTYPES, memory_errors, resolve_device
 from engine.model_files import find_embedding_model
 
 POSITIONS_AFTER_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
@@ -65,14 +65,8 @@ class TorchEmbedder:
         )
 
     def embed(self, batch: Sequence[EmbedRequest]) -> list[array[float] | None]:
-        try:
+        with memory_errors():
             return self._embed(batch)
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(str(error)) from error
-        except RuntimeError as error:
-            if "can't allocate memory" in str(error):  # torch has no type for it on a CPU
-                raise MemoryError(str(error)) from error
-            raise
 
     @torch.inference_mode()
     def _embed(self, batch: Sequence[EmbedRequest]) -> list[array[float] | None]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,19 @@ def _described(
         sliding_window=_sliding_window(config),
         eos_token_ids=eos_token_ids,
     )
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """torch's ways to say that a device's memory does not suffice, as MemoryError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error)) from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):  # torch has no type for it on a CPU
+            raise MemoryError(str(error)) from error
+        raise
 
 
 def resolve_device(device: str) -> torch.device:

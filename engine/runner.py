@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.attention import ATTENTION_NAME, TreeAttention
 from engine.config import EngineConfig, ModelLoadError
 from engine.memory import available_memory
-from engine.model import LoadedModel, load_model, resolve_model
+from engine.model import LoadedModel, load_model, memory_errors, resolve_model
 from engine.native.runner import NativeRunner, unsupported_reason
 from engine.plan import PAGE_SIZE, ModelRunner, SampledToken, StepPlan
 from engine.sampler import sample
@@ -70,14 +70,8 @@ class TorchRunner:
 
     def execute(self, plan: StepPlan) -> list[SampledToken]:
         """Raises MemoryError when the device's memory does not suffice."""
-        try:
+        with memory_errors():
             return self._execute(plan)
-        except torch.OutOfMemoryError as error:
-            raise MemoryError(str(error)) from error
-        except RuntimeError as error:
-            if "can't allocate memory" in str(error):  # torch has no type for it on a CPU
-                raise MemoryError(str(error)) from error
-            raise
 
     @torch.inference_mode()
     def _execute(self, plan: StepPlan) -> list[SampledToken]:

@@ -61,7 +61,7 @@ def test_a_field_replaces_nothing_that_the_log_itself_says() -> None:
 def test_no_text_can_forge_a_line_or_steer_a_terminal(format_: LogFormat, text: str) -> None:
     """Neither a field, nor what a library says, nor an error's message."""
     lines = written(format_, lambda logger: log_event(logger, "request", request_id=text, several=[text]))
-    lines += written(format_, lambda logger: logger.warning("odd: %s", text), "some.library")
+    lines += written(format_, lambda logger: logger.warning("odd: %s", text), "some.package")
     assert len(lines) == 2 and all(line.isprintable() for line in lines), lines
     failure = written(format_, fail)
     assert all(line.isprintable() for line in failure)
